@@ -33,6 +33,24 @@ pub(crate) struct Shown {
     pub(crate) scope: Scope,
 }
 
+impl Shown {
+    /// The mount point in a sandbox.
+    pub(crate) fn point(&self) -> String {
+        match self.name.as_str() {
+            "" => "/sys/fs/cgroup".to_owned(),
+            name => format!("/sys/fs/cgroup/{name}"),
+        }
+    }
+
+    /// The path, in the tree, of the group of the sandbox whose groups have this name.
+    pub(crate) fn path(&self, of: &str) -> String {
+        match self.scope {
+            Scope::Workload => format!("/{of}/work"),
+            Scope::Sandbox => format!("/{of}"),
+        }
+    }
+}
+
 /// Which processes are in the group that a sandbox sees of a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {

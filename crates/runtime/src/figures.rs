@@ -8,8 +8,10 @@ use std::path::Path;
 use protocol::figures::{REQUEST_MAX, Request, answer};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+use rustix::mount::FsOpenFlags;
 use rustix::time::ClockId;
+
+use crate::{mounting, mounts};
 
 /// The file system of one sandbox, not attached yet.
 #[derive(Debug)]
@@ -45,11 +47,7 @@ impl Figures {
             rustix::mount::fsconfig_set_string(&fs, key, value)?;
         }
         rustix::mount::fsconfig_create(&fs)?;
-        let harmless = MountAttrFlags::MOUNT_ATTR_RDONLY
-            | MountAttrFlags::MOUNT_ATTR_NOSUID
-            | MountAttrFlags::MOUNT_ATTR_NODEV
-            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        let mount = rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, harmless)?;
+        let mount = mounting::mount(&fs, mounts::FIGURES)?;
         Ok(Some(Self { kernel, mount }))
     }
 

@@ -6,37 +6,20 @@
 //! needs open, because the host's paths are not reachable there. It ends when the platform closes the socket, even in
 //! the middle of a start: every wait polls both.
 //!
-//! A start, with the child's side in `setup`:
-//!
-//! ```text
-//!   launcher                                    child (pid 1 of the sandbox)
-//!   create the sandbox's cgroup and the agent's, with limits
-//!   clone3 into the agent's cgroup  ──────────▶ set up lo and eth0
-//!   write the id maps
-//!   create the disk, mount the overlays,
-//!   create the fixtures
-//!   send them  ───────────────────────────────▶ build the tree, change the root
-//!   create the workload's cgroup, with limits
-//!                       ◀────────────────────── ready
-//!   clone the spawner into the workload's        confine, exec the agent
-//!   cgroup and the sandbox's namespaces
-//!   (see `spawner`)
-//!   both sockets closed by exec: reply
-//! ```
+//! What a start and a restore have in common is in `prepare`, what each does with it in `start` and `restore`.
 //!
 //! Launchers that restore sandboxes (see `restore`) are others, so that no start waits for a restore. Another one only gives
 //! new spawners to sandboxes that have lost theirs.
-//!
-//! The user namespace is created by a thread whose user id is the first of the sandbox's range: inotify instances,
-//! pending signals, message queues and locked memory are charged to the creator, and would otherwise be shared with the
-//! host's root.
 
 mod child;
 mod fixtures;
+mod ids;
+mod prepare;
 mod progress;
 mod restore;
 mod root;
 mod spawner;
+mod start;
 mod steps;
 
 use std::io;
@@ -45,37 +28,31 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-use model::resources::Resources;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags};
+use rustix::mount::FsOpenFlags;
 use rustix::net::SocketType;
 
-use self::child::{ChildWait, Unfinished, has_report, pair, reported, run_child};
+use self::child::{pair, reported};
 use self::fixtures::Fixtures;
-use self::root::{BASE, HOST_DEV, SKELETON, STORED, make_private_root};
-use self::steps::{During, STEP, Stages};
-use crate::boot_id::BootId;
+use self::root::{HOST_DEV, make_private_root};
+use self::steps::During;
 use crate::cgroup::open::OpenTree;
 use crate::cgroup_view::Shown;
-use crate::disk::{self, Loops, Spare, Template};
-use crate::figures::Figures;
+use crate::disk::{Loops, Spare, Template};
 use crate::files::write_at;
-use crate::processors::{View, Views};
-use crate::rootfs::{Layer, Overlay, Rootfs};
-use crate::setup::{self, Clocks, Parameters, place};
-use crate::slot::{IDS_PER_SLOT, Name};
-use crate::sys::{self, Cloned, attr};
+use crate::processors::Views;
+use crate::setup;
+use crate::slot::Name;
+use crate::sys::{self, Cloned};
 use crate::wire::{self, Hello, Reply, Request, Work};
-use crate::{archive, base, checkpoint, commit, netlink, rebase, schedule, seccomp, skeleton};
+use crate::{archive, checkpoint, commit, netlink, place, rebase, schedule, seccomp};
 
 /// How long a launcher waits for requests before it creates a disk and fixtures for the next one.
 const IDLE: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
     tv_nsec: 3_000_000,
 };
-/// Value of `oom_score_adj` that exempts a process from the OOM killer.
-const NEVER_KILLED: &str = "-1000";
 
 /// Runs a launcher on the socket that is its standard input, until the platform closes it.
 #[must_use]
@@ -250,17 +227,6 @@ impl Launcher {
         }
     }
 
-    /// The fixtures of a new run with these processors, not attached yet.
-    fn make_fixtures(&mut self, processors: &View, boot_id: &BootId) -> io::Result<OwnedFd> {
-        let fixtures = match self.spare_fixtures.take() {
-            Some(fixtures) => fixtures,
-            None => self.fixtures.make()?,
-        };
-        fixtures::add_run(fixtures.as_fd(), boot_id)?;
-        fixtures::add_processors(fixtures.as_fd(), processors)?;
-        Ok(fixtures)
-    }
-
     /// Index of the template for disks of a size.
     fn template(&mut self, disk_mb: u32) -> io::Result<usize> {
         if let Some(index) = self.templates.iter().position(|template| template.disk_mb == disk_mb) {
@@ -269,263 +235,6 @@ impl Launcher {
         let template = Template::load(self.data_dir.as_fd(), disk_mb).during("load the disk template")?;
         self.templates.push(template);
         Ok(self.templates.len() - 1)
-    }
-
-    fn start(
-        &mut self,
-        (name, base_id): (&Name, u32),
-        (rootfs, on_kept_disk): (&Rootfs, bool),
-        resources: &Resources,
-        asked_by: BorrowedFd<'_>,
-    ) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let wait = ChildWait { asked_by, step: STEP };
-        let mut stages = Stages::new();
-        let agent_groups = self.tree.create(name, resources).during("create the cgroups")?;
-        stages.end("cgroup");
-
-        let cores = self.limited.then_some(resources.cpu_count);
-        let processors = self.views.of(cores, name.slot).during("select processors")?;
-        let (setup, theirs) = pair(SocketType::SEQPACKET)?;
-        let (boot, agent_boot) = pair(SocketType::STREAM)?;
-        let (agent_spawner, spawner) = pair(SocketType::SEQPACKET)?;
-        sys::set_ids(base_id, base_id, 0).during("switch to the sandbox's user id")?;
-        let parameters = Parameters {
-            name: &name.to_string(),
-            interface: self.interface,
-            overlays: &rootfs.overlays,
-            // Files there count as memory of the sandbox, and the OOM killer does not free them: with a larger size, a
-            // full /dev/shm would leave no memory for the `rm` that empties it.
-            shared_memory_mb: resources.memory_mb / 2,
-            processors: &processors,
-            groups: &self.groups,
-            open_files: self.open_files,
-            began: Clocks::now(),
-        };
-        let cloned = sys::clone3(sys::NAMESPACES, agent_groups.birth.as_ref().map(AsFd::as_fd));
-        let (pid, pidfd) = match cloned {
-            Ok(Cloned::Child) => run_child(&theirs, |socket| {
-                let joined = agent_groups.join();
-                joined.map_err(|error| setup::failure("join the cgroup", error))?;
-                setup::become_agent(socket, &parameters, agent_boot, agent_spawner)
-            }),
-            Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
-            Err(error) => {
-                sys::set_ids(0, 0, 0)?;
-                return Err(error).during("clone");
-            }
-        };
-        let child = Unfinished::new(pidfd);
-        sys::set_ids(0, 0, 0)?;
-        drop((theirs, agent_boot, agent_spawner));
-        self.tree.record_agent(name, pid, place::AGENT)?;
-        let of_child = |file: &str| format!("/proc/{pid}/{file}");
-        let map = format!("0 {base_id} {IDS_PER_SLOT}\n");
-        // When the sandbox runs out of memory, its agent is killed last. Where this process may not set that, the
-        // workload's processes are killed first as long as they keep their own score.
-        let _ = write_at(CWD, &of_child("oom_score_adj"), NEVER_KILLED);
-        write_at(CWD, &of_child("uid_map"), &map)?;
-        write_at(CWD, &of_child("gid_map"), &map)?;
-        let namespace = |kind: &str| {
-            rustix::fs::open(
-                of_child(&format!("ns/{kind}")),
-                OFlags::RDONLY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )
-        };
-        let user = namespace("user").during("open the user namespace")?;
-        let net = namespace("net").during("open the network namespace")?;
-        stages.end("clone");
-
-        let disk = match on_kept_disk {
-            true => self.kept_disk(name)?,
-            false => self.make_disk(name, rootfs, resources.disk_mb)?,
-        };
-        sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user.as_fd())).during("map the disk's ids")?;
-        stages.end("disk");
-        let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
-        let figures = match self.figures {
-            true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
-            false => None,
-        };
-        let fixtures = BootId::new().and_then(|boot_id| self.make_fixtures(&processors, &boot_id));
-        let fixtures = fixtures.during("create the fixtures")?;
-        let mut mounts: Vec<BorrowedFd<'_>> = overlays.iter().chain([&fixtures]).map(AsFd::as_fd).collect();
-        mounts.extend(
-            figures
-                .iter()
-                .flat_map(|figures| [figures.mount.as_fd(), figures.kernel.as_fd()]),
-        );
-        wire::send(setup.as_fd(), b"go", &mounts).during("send the file system")?;
-        drop((overlays, fixtures, disk));
-        stages.end("overlay");
-
-        // In parallel with the child building its tree.
-        let work = self
-            .tree
-            .create_work(name, resources)
-            .during("create the workload's cgroups")?;
-        match wait.receive(setup.as_fd()).during("set up")? {
-            Some((message, _)) if message == setup::BEGUN => {}
-            other => return Err(reported(other)).during("set up"),
-        }
-        let spawned = spawner::begin(child.first(), &work, Some(spawner), self.open_files)?;
-        let joined = spawned
-            .namespace(wait)
-            .during("create the cgroup namespace")
-            .and_then(|namespace| wire::send(setup.as_fd(), b"groups", &[namespace.as_fd()]));
-        if let Err(error) = joined {
-            // Either fails as well when the child has failed meanwhile, which then has said why.
-            return match has_report(setup.as_fd()) {
-                true => Err(reported(wait.receive(setup.as_fd()).during("set up")?)).during("set up"),
-                false => Err(error),
-            };
-        }
-        if let Some(figures) = figures {
-            let answered = wait.serve(setup.as_fd(), figures.kernel.as_fd(), || figures.answer());
-            answered.during("serve the FUSE file system")?;
-        }
-        match wait.receive(setup.as_fd()).during("set up")? {
-            Some((message, _)) if message == setup::READY => {}
-            other => return Err(reported(other)).during("set up"),
-        }
-        stages.end("setup");
-        spawned.enter().during("start the spawner")?;
-        wait.finished(setup.as_fd()).during("agent")?;
-        spawned.finish(wait).during("spawner")?;
-        stages.end("exec");
-        let mut fds = child.finish();
-        fds.extend([net, boot]);
-        Ok((Reply::Started { pid, stages: stages.0 }, fds))
-    }
-
-    /// Mounts the overlays of a sandbox, in their order.
-    fn overlays(
-        &self,
-        rootfs: &Rootfs,
-        disk: BorrowedFd<'_>,
-        user: BorrowedFd<'_>,
-        base_id: u32,
-    ) -> io::Result<Vec<OwnedFd>> {
-        // Once for all overlays: a detached mount cannot be attached again.
-        let _disk_at = match self.layer_fds {
-            true => None,
-            false => Some(Attached::at(place::DISK, disk).during("attach the disk")?),
-        };
-        // Opened once, so that all layers are of one version.
-        let base = match rootfs.has_base() {
-            true => format!("{BASE}/{}", base::CURRENT),
-            false => place::EMPTY.to_owned(),
-        };
-        let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
-        let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
-        rootfs
-            .overlays
-            .iter()
-            .map(|overlay| {
-                let mount = self.overlay(overlay, base.as_fd(), disk, user, base_id);
-                mount.during(&format!("mount {}", overlay.target))
-            })
-            .collect()
-    }
-
-    /// Mounts a disk that exists.
-    fn kept_disk(&self, name: &Name) -> io::Result<OwnedFd> {
-        let image = disk::open(self.data_dir.as_fd(), &name.disk).during("open the disk")?;
-        let mounted = self.loops.mount(image.as_fd(), !self.reserve_disks);
-        mounted.during("mount the disk")
-    }
-
-    fn make_disk(&mut self, name: &Name, rootfs: &Rootfs, disk_mb: u32) -> io::Result<OwnedFd> {
-        let spare = self.spare.take().filter(|spare| spare.disk_mb == disk_mb);
-        let disk = match spare.map(|spare| spare.into_disk(&name.disk)) {
-            Some(Ok(disk)) => disk,
-            // Its image may have been removed.
-            Some(Err(_)) | None => {
-                let index = self.template(disk_mb)?;
-                let image = self.templates[index]
-                    .instantiate(self.data_dir.as_fd(), &name.disk, self.reserve_disks)
-                    .during("create the disk")?;
-                self.loops
-                    .mount(image.as_fd(), !self.reserve_disks)
-                    .during("mount the disk")?
-            }
-        };
-        for overlay in &rootfs.overlays {
-            disk::make_upper(disk.as_fd(), &overlay.upper).during("create an upper")?;
-        }
-        Ok(disk)
-    }
-
-    /// An overlay with the ids of its layers mapped into the sandbox, not attached yet. Where overlayfs takes layers by
-    /// path only, the disk is attached at [`place::DISK`], and the others get a path during the mount.
-    fn overlay(
-        &self,
-        Overlay { layers, upper, .. }: &Overlay,
-        base: BorrowedFd<'_>,
-        disk: BorrowedFd<'_>,
-        user: BorrowedFd<'_>,
-        base_id: u32,
-    ) -> io::Result<OwnedFd> {
-        let lowers = layers
-            .iter()
-            .map(|layer| match layer {
-                Layer::BaseRoot => mapped_layer(base, "root", user),
-                Layer::BaseUsr => mapped_layer(base, "usr", user),
-                Layer::HostUsr => mapped_layer(CWD, "/usr", user),
-                Layer::Stored { layer, part } => {
-                    mapped_layer(CWD, &format!("{STORED}/{layer}/{}", part.as_str()), user)
-                }
-                Layer::Skeleton(part) => mapped_layer(CWD, &format!("{SKELETON}/{}", skeleton::name(*part)), user),
-            })
-            .collect::<io::Result<Vec<_>>>()?;
-        let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        for (key, value) in [
-            ("index", "on"),
-            ("nfs_export", "on"),
-            ("metacopy", "off"),
-            ("redirect_dir", "off"),
-        ] {
-            rustix::mount::fsconfig_set_string(&fs, key, value)?;
-        }
-        if self.layer_fds {
-            // What a new one has otherwise, and the mount table shows it when the disk is mounted again, too.
-            rustix::mount::fsconfig_set_string(&fs, "uuid", "on")?;
-            for lower in &lowers {
-                rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", lower)?;
-            }
-            for part in ["upper", "work"] {
-                let dir = crate::files::open_dir_at(disk, &format!("{upper}/{part}"))?;
-                rustix::mount::fsconfig_set_fd(&fs, format!("{part}dir"), &dir)?;
-            }
-            return create_as(&fs, base_id);
-        }
-        let attached = lowers
-            .iter()
-            .enumerate()
-            .map(|(index, lower)| Attached::at(&format!("{}/{index}", place::LAYERS), lower.as_fd()))
-            .collect::<io::Result<Vec<_>>>()?;
-        let paths: Vec<&str> = attached.iter().map(|lower| lower.0.as_str()).collect();
-        rustix::mount::fsconfig_set_string(&fs, "lowerdir", paths.join(":"))?;
-        for part in ["upper", "work"] {
-            rustix::mount::fsconfig_set_string(&fs, format!("{part}dir"), format!("{}/{upper}/{part}", place::DISK))?;
-        }
-        create_as(&fs, base_id)
-    }
-}
-
-/// A temporarily attached layer.
-struct Attached(String);
-
-impl Attached {
-    fn at(path: &str, mount: BorrowedFd<'_>) -> io::Result<Self> {
-        setup::attach(mount, CWD, path)?;
-        Ok(Self(path.to_owned()))
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.as_str(), rustix::mount::UnmountFlags::DETACH);
     }
 }
 
@@ -564,26 +273,4 @@ fn takes_layer_fds() -> io::Result<bool> {
     let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let layer = crate::files::open_dir(Path::new(place::EMPTY))?;
     Ok(rustix::mount::fsconfig_set_fd(&fs, "lowerdir+", &layer).is_ok())
-}
-
-/// A clone of one of the launcher's mounts with its ids mapped, read-only.
-fn mapped_layer(dir: BorrowedFd<'_>, path: &str, user: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let layer = rustix::mount::open_tree(dir, path, flags)?;
-    sys::mount_setattr(layer.as_fd(), false, attr::IDMAP | attr::RDONLY, Some(user))?;
-    Ok(layer)
-}
-
-/// Creates and mounts an overlay with the file-system ids of the sandbox's root: an id that is not in the layers' maps
-/// could not create the work directory, and overlayfs would fall back to read-only.
-fn create_as(fs: &OwnedFd, base_id: u32) -> io::Result<OwnedFd> {
-    sys::set_ids(base_id, base_id, 0)?;
-    let created = rustix::mount::fsconfig_create(fs);
-    sys::set_ids(0, 0, 0)?;
-    created?;
-    Ok(rustix::mount::fsmount(
-        fs,
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::MOUNT_ATTR_NODEV,
-    )?)
 }

@@ -1,8 +1,8 @@
 //! Setup of a sandbox before its first program: the steps of the cloned child until it becomes the agent.
 //!
 //! The child shares only a packet socket with the launcher. It sets up its network while the launcher creates the disk,
-//! receives the overlays, builds the tree around them, leaves the launcher's mounts and becomes the agent. Paths in the
-//! new tree are resolved from an open descriptor without following links out of it.
+//! receives the overlays, builds the tree around them (`mounts` has the list), leaves the launcher's mounts and becomes the
+//! agent.
 
 use std::convert::Infallible;
 use std::ffi::CStr;
@@ -11,91 +11,17 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use protocol::agent::{BOOT_FD, SPAWNER_FD};
-use protocol::figures::{FIGURES_FD, FILES};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags};
+use protocol::figures::FIGURES_FD;
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::time::{ClockId, Timespec};
 
-use crate::cgroup_view::{Scope, Shown};
+use crate::cgroup_view::Shown;
 use crate::files::write_at;
+use crate::mounts::trees::Trees;
+use crate::mounts::{self, Layout, MOUNTS, Mount, Source, When};
 use crate::processors::{self, View};
 use crate::rootfs::Overlay;
-use crate::sys::attr;
-use crate::{base, boot_id, confine, netlink, sys, wire};
-
-/// Files of /proc that expose the host or its other tenants: covered with the sandbox's /dev/null.
-const MASKED_FILES: [&str; 28] = [
-    "allocinfo",
-    "bootconfig",
-    "buddyinfo",
-    "cmdline",
-    "config.gz",
-    "consoles",
-    "devices",
-    "diskstats",
-    "dma",
-    "interrupts",
-    "iomem",
-    "ioports",
-    "kallsyms",
-    "kcore",
-    "key-users",
-    "keys",
-    "latency_stats",
-    "locks",
-    "misc",
-    "modules",
-    "mtrr",
-    "partitions",
-    "sched_debug",
-    "schedstat",
-    "softirqs",
-    "swaps",
-    "timer_list",
-    "zoneinfo",
-];
-/// Directories of /proc that expose the host: covered with an empty directory.
-pub(crate) const MASKED_DIRS: [&str; 9] = [
-    "acpi",
-    "asound",
-    "bus",
-    "driver",
-    "dynamic_debug",
-    "fs",
-    "irq",
-    "pressure",
-    "scsi",
-];
-/// Maximum number of open terminals in a sandbox: they count against the host-wide `kernel.pty.max`.
-const TERMINALS: &str = "128";
-/// Parts of /proc that may be read but not written.
-const READ_ONLY: [&str; 2] = ["sys", "sysrq-trigger"];
-/// Parts of the sandbox's own sysfs that appear in its /sys, besides its processors; the rest is the launcher's.
-pub(crate) const SYS_OF_NETWORK: [&str; 2] = ["class/net", "devices/virtual/net"];
-/// Directory of the processors in sysfs.
-pub(crate) const CPU: &str = "devices/system/cpu";
-
-/// Places in the launcher's root file system, from which a child's mount namespace is copied.
-pub(crate) mod place {
-    /// Mount point of the new tree.
-    pub(crate) const NEW: &str = "/new";
-    /// Where the fixtures of a sandbox are attached to take parts of them.
-    pub(crate) const FIXTURES: &str = "/fixtures";
-    /// Where a sysfs of the sandbox's own is attached to take parts of it.
-    pub(crate) const SYSFS: &str = "/sysfs";
-    /// An empty directory.
-    pub(crate) const EMPTY: &str = "/empty";
-    /// Mount points of layers, for kernels whose overlayfs needs a path for each.
-    pub(crate) const LAYERS: &str = "/layers";
-    /// Mount point of the disk, for the same kernels.
-    pub(crate) const DISK: &str = "/disk";
-    /// The agent's binary.
-    pub(crate) const AGENT: &str = "/agent";
-    /// Directories of the cgroups that sandboxes see, by number.
-    pub(crate) const CGROUPS: &str = "/cgroups";
-    /// Where a child attaches its FUSE file system to take the `/proc` files.
-    pub(crate) const FIGURES: &str = "/figures";
-}
+use crate::{base, confine, mounting, netlink, place, sys, wire};
 
 /// Inodes in /dev/shm for each MiB of its size. Each takes about a kibibyte of the sandbox's memory that the size does
 /// not count, so all together take a sixteenth of it.
@@ -178,23 +104,12 @@ pub(crate) fn become_agent(
     rustix::system::sethostname(base::HOST_NAME.as_bytes()).step("host name")?;
     // The spawner must be in the same time namespace.
     wire::send(socket, BEGUN, &[]).step("report")?;
-    let Some((_, mounts)) = wire::receive(socket).step("receive the file system")? else {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("receive the file system");
-    };
-    let mut mounts = mounts.into_iter();
-    let overlays: Vec<OwnedFd> = mounts.by_ref().take(parameters.overlays.len()).collect();
-    if overlays.len() != parameters.overlays.len() {
-        return Err(io::Error::from(io::ErrorKind::InvalidData)).step("receive the file system");
-    }
-    let fixtures = mounts.next().ok_or(io::ErrorKind::InvalidData);
-    let fixtures = fixtures.step("receive the file system")?;
-    let (figures, kernel) = (mounts.next(), mounts.next());
+    let (made, kernel) = receive(socket, parameters.overlays.len())?;
     // The id maps are written by now, so 0 is the sandbox's root.
     sys::set_ids(0, 0, 0).step("become root of the sandbox")?;
     sys::clear_groups().step("drop groups")?;
     limit_shared_memory(parameters.shared_memory_mb / 2).step("limit shared memory")?;
-    attach(fixtures.as_fd(), CWD, place::FIXTURES).step("attach the fixtures")?;
-    build_tree(socket, parameters, overlays, figures)?;
+    build_tree(socket, parameters, made)?;
     check_overlays(parameters.overlays.len())?;
     wire::send(socket, READY, &[]).step("report")?;
     let mut placed = vec![(boot, BOOT_FD), (spawner, SPAWNER_FD)];
@@ -301,16 +216,19 @@ pub(crate) fn limit_network() -> io::Result<()> {
     }
 }
 
-/// The parts of a sysfs of the calling process's network namespace that appear in a sandbox's `/sys`, with their places.
-/// The sysfs is mounted at `/sys` of the calling process: before Linux 6.15, only what is attached can be cloned.
-pub(crate) fn sysfs_of_network() -> Result<Vec<(String, OwnedFd)>, Failure> {
-    attach(sysfs()?.as_fd(), CWD, "/sys").step("attach sysfs")?;
-    let part = |part: &str| {
-        let place = format!("/sys/{part}");
-        let tree = clone_tree(&place, false)?;
-        Ok((place, tree))
+/// The parts of a sysfs of the calling process's network namespace that a sandbox has, with their mount points. The sysfs is
+/// attached at `/sys` of the calling process.
+///
+/// # Errors
+/// Those of the kernel.
+pub(crate) fn sysfs_of_network() -> io::Result<Vec<(&'static str, OwnedFd)>> {
+    let sysfs = sysfs()?;
+    mounting::attach(sysfs.as_fd(), CWD, "/sys")?;
+    let part = |mount: &'static Mount| match mount.source {
+        Source::SysfsOfNetwork(path) => Some(mounting::clone(sysfs.as_fd(), path).map(|part| (mount.point, part))),
+        _ => None,
     };
-    SYS_OF_NETWORK.into_iter().map(part).collect()
+    MOUNTS.iter().filter_map(part).collect()
 }
 
 /// Limits System V shared memory. Like files in memory, segments remain when their creators are gone, so that killing
@@ -324,176 +242,140 @@ fn limit_shared_memory(memory_mb: u32) -> io::Result<()> {
     }
 }
 
-fn build_tree(
-    socket: BorrowedFd<'_>,
-    parameters: &Parameters<'_>,
+/// The file systems that the launcher has made, not attached yet.
+#[derive(Debug)]
+struct Made {
     overlays: Vec<OwnedFd>,
+    fixtures: OwnedFd,
+    /// The one with files of `/proc`.
     figures: Option<OwnedFd>,
-) -> Result<(), Failure> {
-    let mut overlays = parameters.overlays.iter().zip(overlays);
-    if let Some((_, root)) = overlays.next() {
-        attach(root.as_fd(), CWD, place::NEW).step("attach the root")?;
-    }
-    let new = rustix::fs::open(
-        place::NEW,
-        OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .step("open the root")?;
-    let put = |mount: OwnedFd, target: &str| {
-        let target = inside(new.as_fd(), target)?;
-        attach(mount.as_fd(), target.as_fd(), "")
-    };
-    for (overlay, mount) in overlays {
-        put(mount, overlay.target.trim_start_matches('/')).step("attach an overlay")?;
-    }
-    // Both require an instance that is fully visible in this namespace, so they come before the launcher's mounts are
-    // left.
-    put(mount("proc", &[], HARMLESS)?, "proc").step("attach /proc")?;
-    attach(sysfs()?.as_fd(), CWD, place::SYSFS).step("attach sysfs")?;
-    mask_proc(new.as_fd())?;
-    for (point, piece) in pieces(parameters.processors)? {
-        put(piece, point.trim_start_matches('/')).step("attach the fixtures")?;
-    }
-    let pts = [
-        ("newinstance", ""),
-        ("ptmxmode", "0666"),
-        ("mode", "0620"),
-        ("gid", "5"),
-        ("max", TERMINALS),
-    ];
-    put(mount("devpts", &pts, attr::NOSUID | attr::NOEXEC)?, "dev/pts").step("attach /dev/pts")?;
-    let size = format!("{}m", parameters.shared_memory_mb);
-    let inodes = (u64::from(parameters.shared_memory_mb) * INODES_PER_MB).to_string();
-    put(
-        mount(
-            "tmpfs",
-            &[("mode", "1777"), ("size", &size), ("nr_inodes", &inodes)],
-            attr::NOSUID | attr::NODEV,
-        )?,
-        "dev/shm",
-    )
-    .step("attach /dev/shm")?;
-    put(
-        mount("mqueue", &[], attr::NOSUID | attr::NODEV | attr::NOEXEC)?,
-        "dev/mqueue",
-    )
-    .step("attach mqueue")?;
+}
 
-    for part in SYS_OF_NETWORK {
-        put(
-            clone_tree(&format!("{}/{part}", place::SYSFS), false)?,
-            &format!("sys/{part}"),
-        )
-        .step("attach /sys/.../net")?;
-    }
-    // The launcher creates the workload's groups meanwhile.
-    let namespace = match wire::receive(socket).step("wait for the cgroups")? {
-        Some((_, mut namespaces)) if namespaces.len() == 1 => namespaces.swap_remove(0),
-        _ => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups"),
+/// Receives the file systems from the launcher, and the descriptor on which the agent serves files of `/proc`.
+fn receive(socket: BorrowedFd<'_>, overlays: usize) -> Result<(Made, Option<OwnedFd>), Failure> {
+    let what = "receive the file system";
+    let Some((_, mounts)) = wire::receive(socket).step(what)? else {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(what);
     };
-    // That of the workload, in which its group is the root.
-    sys::setns(namespace.as_fd(), libc::CLONE_NEWCGROUP).step("enter the cgroup namespace")?;
-    for (index, group) in parameters.groups.iter().enumerate() {
-        let own = match group.scope {
-            Scope::Workload => format!("/{}/work", parameters.name),
-            Scope::Sandbox => format!("/{}", parameters.name),
-        };
-        let group_tree = read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
-        put(group_tree, &format!("sys/fs/cgroup/{}", group.name)).step("attach a cgroup")?;
-    }
-    if let Some(figures) = figures {
-        // Older kernels cannot clone from a detached mount.
-        attach(figures.as_fd(), CWD, place::FIGURES).step("attach the FUSE file system")?;
-        for file in FILES {
-            let tree = clone_tree(&format!("{}/{file}", place::FIGURES), false)?;
-            put(tree, &format!("proc/{file}")).step("attach a file of /proc")?;
+    let mut mounts = mounts.into_iter();
+    let received: Vec<OwnedFd> = mounts.by_ref().take(overlays).collect();
+    let (fixtures, figures, kernel) = (mounts.next(), mounts.next(), mounts.next());
+    match fixtures {
+        Some(fixtures) if received.len() == overlays => {
+            let made = Made {
+                overlays: received,
+                fixtures,
+                figures,
+            };
+            Ok((made, kernel))
         }
+        _ => Err(io::Error::from(io::ErrorKind::InvalidData)).step(what),
     }
+}
 
-    put(program(place::AGENT)?, base::AGENT).step("attach the agent")?;
-
+/// Builds the tree of the sandbox from the list of its mounts, and makes it the root.
+fn build_tree(socket: BorrowedFd<'_>, parameters: &Parameters<'_>, made: Made) -> Result<(), Failure> {
+    let Made {
+        overlays,
+        fixtures,
+        figures,
+    } = made;
+    let mut overlays = overlays.into_iter();
+    let attached = |mount: BorrowedFd<'_>, place: &str| mounting::attach(mount, CWD, place);
+    if let Some(root) = overlays.next() {
+        attached(root.as_fd(), place::NEW).step("attach the root")?;
+    }
+    let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+    let new = rustix::fs::open(place::NEW, flags, Mode::empty()).step("open the root")?;
+    let sysfs = sysfs().step("create sysfs")?;
+    attached(fixtures.as_fd(), place::FIXTURES).step("attach the fixtures")?;
+    attached(sysfs.as_fd(), place::SYSFS).step("attach sysfs")?;
+    if let Some(figures) = &figures {
+        attached(figures.as_fd(), place::FIGURES).step("attach the FUSE file system")?;
+    }
+    let trees = Trees {
+        fixtures: fixtures.as_fd(),
+        sysfs: sysfs.as_fd(),
+        figures: figures.as_ref().map(AsFd::as_fd),
+    };
+    let layout = Layout {
+        name: parameters.name,
+        overlays: parameters.overlays,
+        processors: parameters.processors,
+        groups: parameters.groups,
+        figures: figures.is_some(),
+        agent: place::AGENT,
+    };
+    let mut put = |mount: &Mount, point: &str, path: &str| -> io::Result<()> {
+        let at = match mounting::inside(new.as_fd(), point) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && mount.when == When::KernelHasIt => return Ok(()),
+            at => at?,
+        };
+        let piece = match mount.source {
+            Source::Root | Source::Overlay => overlays.next().ok_or(io::ErrorKind::InvalidData)?,
+            Source::New(kind, options) => mounting::create(kind, options, mount.attributes)?,
+            Source::SharedMemory => shared_memory(parameters.shared_memory_mb, mount.attributes)?,
+            Source::Again => {
+                let again = mounting::clone(at.as_fd(), "")?;
+                mounting::protect(again.as_fd(), mount.attributes)?;
+                again
+            }
+            Source::Fixture(_)
+            | Source::Hidden(_)
+            | Source::Sysfs(_)
+            | Source::Processor
+            | Source::SysfsOfNetwork(_)
+            | Source::Group
+            | Source::Figure(_)
+            | Source::Agent => trees.part(mount, path)?,
+        };
+        mounting::attach(piece.as_fd(), at.as_fd(), "")
+    };
+    for mount in MOUNTS {
+        match mount.source {
+            // It is there already.
+            Source::Root => continue,
+            Source::Group => enter_groups(socket)?,
+            _ => {}
+        }
+        layout
+            .each(mount, |point, path| {
+                let failed = |error: io::Error| {
+                    let what = mount.source.name();
+                    io::Error::new(error.kind(), format!("attach {what} at {point}: {error}"))
+                };
+                put(mount, point, path).map_err(failed)
+            })
+            .step("build the tree")?;
+    }
     rustix::process::fchdir(&new).step("enter the root")?;
     sys::pivot_to_current_directory().step("change the root")
 }
 
-/// Attributes of mounts of the kernel's own file systems.
-const HARMLESS: u64 = attr::NOSUID | attr::NODEV | attr::NOEXEC;
+/// Waits for the workload's groups, which the launcher creates meanwhile, and enters their namespace, in which they are the
+/// roots.
+fn enter_groups(socket: BorrowedFd<'_>) -> Result<(), Failure> {
+    let namespace = match wire::receive(socket).step("wait for the cgroups")? {
+        Some((_, mut namespaces)) if namespaces.len() == 1 => namespaces.swap_remove(0),
+        _ => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step("wait for the cgroups"),
+    };
+    sys::setns(namespace.as_fd(), libc::CLONE_NEWCGROUP).step("enter the cgroup namespace")
+}
+
+/// A file system for shared memory of this size.
+fn shared_memory(size_mb: u32, attributes: u64) -> io::Result<OwnedFd> {
+    let size = format!("{size_mb}m");
+    let inodes = (u64::from(size_mb) * INODES_PER_MB).to_string();
+    let options = [("mode", "1777"), ("size", &size), ("nr_inodes", &inodes)];
+    mounting::create("tmpfs", &options, attributes)
+}
 
 /// A sysfs of the network namespace of the calling process. There is one for each, so it is shared with nobody else.
-pub(crate) fn sysfs() -> Result<OwnedFd, Failure> {
-    mount("sysfs", &[], HARMLESS | attr::RDONLY)
-}
-
-/// What a sandbox has of its fixtures and of its sysfs, with the mount points, in the order in which they are attached.
-/// Both are attached at [`place::FIXTURES`] and [`place::SYSFS`].
-pub(crate) fn pieces(processors: &View) -> Result<Vec<(String, OwnedFd)>, Failure> {
-    let of = |path: &str| format!("{}/{path}", place::FIXTURES);
-    let fuse = clone_tree(&of("fuse"), false)?;
-    // Programs check whether it exists and who may use it. No sandbox may, so no device can be opened on this mount:
-    // EACCES, even for root inside, and the host's FUSE is never reached.
-    sys::mount_setattr(fuse.as_fd(), false, attr::NODEV, None).step("protect /dev/fuse")?;
-    let mut pieces = vec![
-        ("/dev".to_owned(), clone_tree(&of("dev"), false)?),
-        ("/dev/fuse".to_owned(), fuse),
-        ("/sys".to_owned(), clone_tree(&of("sys"), false)?),
-        ("/proc/cgroups".to_owned(), read_only(&of("cgroups"))?),
-        (boot_id::POINT.to_owned(), read_only(&of("boot_id"))?),
-    ];
-    let of_sysfs = match &processors.files {
-        None => vec![CPU.to_owned()],
-        Some(_) => {
-            pieces.push((format!("/sys/{CPU}"), read_only(&of("cpu"))?));
-            pieces.push(("/proc/cpuinfo".to_owned(), read_only(&of("cpuinfo"))?));
-            let numbers = processors.numbers.iter();
-            numbers.map(|number| format!("{CPU}/cpu{number}")).collect()
-        }
-    };
-    for part in of_sysfs {
-        let tree = clone_tree(&format!("{}/{part}", place::SYSFS), false)?;
-        pieces.push((format!("/sys/{part}"), tree));
-    }
-    Ok(pieces)
-}
-
-/// What covers files and directories of `/proc`, from the fixtures.
-pub(crate) fn masks() -> [String; 2] {
-    ["dev/null", "empty"].map(|path| format!("{}/{path}", place::FIXTURES))
-}
-
-/// A clone of the mount of an agent's program.
-pub(crate) fn program(path: &str) -> Result<OwnedFd, Failure> {
-    let agent = clone_tree(path, false)?;
-    let attributes = attr::RDONLY | attr::NOSUID | attr::NODEV;
-    sys::mount_setattr(agent.as_fd(), false, attributes, None).step("protect the agent")?;
-    Ok(agent)
-}
-
-fn mask_proc(new: BorrowedFd<'_>) -> Result<(), Failure> {
-    let proc = inside(new, "proc").step("open /proc")?;
-    let cover = |source: &str, target: &str| -> Result<(), Failure> {
-        match inside(proc.as_fd(), target) {
-            Ok(at) => attach(clone_tree(source, false)?.as_fd(), at.as_fd(), "").step("mask /proc"),
-            // Not every kernel has all of them.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error).step("mask /proc"),
-        }
-    };
-    let [file, directory] = masks();
-    for name in MASKED_FILES {
-        cover(&file, name)?;
-    }
-    for name in MASKED_DIRS {
-        cover(&directory, name)?;
-    }
-    for name in READ_ONLY {
-        let Ok(at) = inside(proc.as_fd(), name) else { continue };
-        let tree =
-            rustix::mount::open_tree(&at, "", clone_flags() | OpenTreeFlags::AT_EMPTY_PATH).step("clone /proc")?;
-        sys::mount_setattr(tree.as_fd(), false, attr::RDONLY, None).step("protect /proc")?;
-        attach(tree.as_fd(), at.as_fd(), "").step("protect /proc")?;
-    }
-    Ok(())
+///
+/// # Errors
+/// Those of the kernel.
+pub(crate) fn sysfs() -> io::Result<OwnedFd> {
+    mounting::create("sysfs", &[], mounts::SYSFS)
 }
 
 /// Overlayfs falls back silently to a read-only mount or to one without the properties that layers need, so its mount
@@ -513,63 +395,6 @@ fn check_overlays(count: usize) -> Result<(), Failure> {
         "overlayfs fell back to read-only, or disabled index or nfs_export",
     ))
     .step("check the overlays")
-}
-
-/// Opens a path in the new tree without leaving it and without following any link.
-fn inside(root: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    Ok(rustix::fs::openat2(
-        root,
-        path,
-        OFlags::PATH | OFlags::CLOEXEC,
-        Mode::empty(),
-        resolve,
-    )?)
-}
-
-fn clone_flags() -> OpenTreeFlags {
-    OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC
-}
-
-pub(crate) fn clone_tree(path: &str, recursive: bool) -> Result<OwnedFd, Failure> {
-    let flags = if recursive {
-        clone_flags() | OpenTreeFlags::AT_RECURSIVE
-    } else {
-        clone_flags()
-    };
-    rustix::mount::open_tree(CWD, path, flags).step("clone a mount")
-}
-
-/// A clone of one of the launcher's mounts that the sandbox cannot write.
-pub(crate) fn read_only(path: &str) -> Result<OwnedFd, Failure> {
-    let tree = clone_tree(path, false)?;
-    let attributes = attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC;
-    sys::mount_setattr(tree.as_fd(), false, attributes, None).step("protect a mount")?;
-    Ok(tree)
-}
-
-/// A new file system, not attached yet.
-pub(crate) fn mount(kind: &str, options: &[(&str, &str)], attributes: u64) -> Result<OwnedFd, Failure> {
-    let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step("open a file system")?;
-    for (key, value) in options {
-        if value.is_empty() {
-            rustix::mount::fsconfig_set_flag(&fs, *key).step("configure a file system")?;
-        } else {
-            rustix::mount::fsconfig_set_string(&fs, *key, *value).step("configure a file system")?;
-        }
-    }
-    rustix::mount::fsconfig_create(&fs).step("create a file system")?;
-    let attributes = MountAttrFlags::from_bits_retain(u32::try_from(attributes).unwrap_or(0));
-    rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).step("mount a file system")
-}
-
-/// Attaches a mount at a path below `dir`, or with an empty path at `dir` itself.
-pub(crate) fn attach(mount: BorrowedFd<'_>, dir: BorrowedFd<'_>, path: &str) -> io::Result<()> {
-    let mut flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    if path.is_empty() {
-        flags |= MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    }
-    Ok(rustix::mount::move_mount(mount, "", dir, path, flags)?)
 }
 
 /// Creates a failure of one of the launcher's own steps.

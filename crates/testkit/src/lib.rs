@@ -2,6 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "its tasks and processes end with the test")]
 
+pub mod mounts;
 pub mod node;
 pub mod privileged;
 mod relay;

@@ -31,7 +31,7 @@ fn to_disk(host: &Host) -> PauseSandbox {
     }
 }
 
-async fn pause(host: &Host) -> PausedSandbox {
+pub(super) async fn pause(host: &Host) -> PausedSandbox {
     host.node.pause(to_disk(host), CancellationToken::new()).await.unwrap()
 }
 
@@ -49,7 +49,7 @@ async fn stop(host: &Host) {
     stands_still(&host.id);
 }
 
-async fn resume(host: &Host, kept: Kept) -> Result<(), NodeError> {
+pub(super) async fn resume(host: &Host, kept: Kept) -> Result<(), NodeError> {
     let start = request(&host.id);
     let request = ResumeSandbox {
         id: host.id.clone(),

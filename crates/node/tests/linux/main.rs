@@ -11,6 +11,7 @@
 mod images;
 mod layers;
 mod memory;
+mod mounts;
 mod pause;
 mod snapshots;
 
@@ -81,6 +82,11 @@ fn run_all() -> Vec<bool> {
             "a sandbox whose processes are on disk continues where it was",
             dir,
             images::continues_where_it_was(dir),
+        ),
+        passed(
+            "mounts are those of the list after a start and after a restore",
+            dir,
+            mounts::are_those_of_the_list(dir),
         ),
         passed(
             "what cannot be written stays in memory",

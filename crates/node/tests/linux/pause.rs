@@ -65,10 +65,19 @@ pub(super) fn stands_still(id: &SandboxId) {
 pub(super) async fn count(host: &Host) -> u64 {
     let answer = run(&host.node, &host.id, "echo count $(cat n) end; exit 7").await;
     assert!(answer.contains("exit status 7"), "{answer}");
-    // The output is base64 in JSON.
-    let data = answer.split("\"stdout\":\"").nth(1).unwrap().split('"').next().unwrap();
-    let text = String::from_utf8(base64(data)).unwrap();
-    text.split(' ').nth(1).and_then(|text| text.parse().ok()).unwrap_or(0)
+    output(&answer)
+        .split(' ')
+        .nth(1)
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0)
+}
+
+/// What a program wrote to its standard output, from the body of the response.
+pub(super) fn output(answer: &str) -> String {
+    // The output is base64 in JSON, in one piece or several.
+    let pieces = answer.split("\"stdout\":\"").skip(1);
+    let bytes = pieces.flat_map(|piece| base64(piece.split('"').next().unwrap()));
+    String::from_utf8(bytes.collect()).unwrap()
 }
 
 fn base64(text: &str) -> Vec<u8> {

@@ -29,7 +29,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 
-use crate::setup;
+use crate::mounting;
 use crate::sys::{self, attr};
 
 /// Where the image is.
@@ -71,8 +71,8 @@ impl Jail {
         sys::unshare(libc::CLONE_NEWNS)?;
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
         let options = [("mode", "755"), ("size", SIZE)];
-        let mount = file_system("tmpfs", &options, attr::NOSUID | attr::NOEXEC)?;
-        setup::attach(mount.as_fd(), CWD, UNFINISHED)?;
+        let mount = mounting::create("tmpfs", &options, attr::NOSUID | attr::NOEXEC)?;
+        mounting::attach(mount.as_fd(), CWD, UNFINISHED)?;
         let jail = Self { top: mount };
         for (directory, mode) in [(RUN, 0o755), (WORK, 0o755), ("/tmp", 0o1777)] {
             jail.make_directory(directory, mode)?;
@@ -83,11 +83,11 @@ impl Jail {
         jail.make_null()?;
         // CRIU compares the terminals of a sandbox with those that it has here, to tell them from the host's.
         jail.attach(
-            file_system("devpts", &[], attr::NOSUID | attr::NOEXEC)?.as_fd(),
+            mounting::create("devpts", &[], attr::NOSUID | attr::NOEXEC)?.as_fd(),
             "/dev/pts",
         )?;
         let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC;
-        jail.attach(file_system("proc", &[], harmless)?.as_fd(), "/proc")?;
+        jail.attach(mounting::create("proc", &[], harmless)?.as_fd(), "/proc")?;
         for file in files {
             jail.show(file, &plain(file)?, OF_HOST)?;
         }
@@ -104,7 +104,7 @@ impl Jail {
             return self.attach_directory(mount, path);
         }
         self.write(path, &[])?;
-        setup::attach(mount, self.top.as_fd(), inside(path))
+        mounting::attach(mount, self.top.as_fd(), inside(path))
     }
 
     /// Attaches a mount that is known to be a directory. Nothing is asked of its file system, which this process may have to
@@ -114,7 +114,7 @@ impl Jail {
     /// Those of the kernel.
     pub(crate) fn attach_directory(&self, mount: BorrowedFd<'_>, path: &str) -> io::Result<()> {
         self.make_directory(path, 0o755)?;
-        setup::attach(mount, self.top.as_fd(), inside(path))
+        mounting::attach(mount, self.top.as_fd(), inside(path))
     }
 
     /// Shows what is at `source` on the host at `path`, with these attributes of a mount.
@@ -122,13 +122,10 @@ impl Jail {
     /// # Errors
     /// When there is no such file, and those of the kernel.
     pub(crate) fn show(&self, source: &Path, path: &str, attributes: u64) -> io::Result<()> {
-        let tree = rustix::mount::open_tree(
-            CWD,
-            source,
-            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
-        )
-        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", source.display())))?;
-        sys::mount_setattr(tree.as_fd(), false, attributes, None)?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = rustix::mount::open_tree(CWD, source, flags)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", source.display())))?;
+        mounting::protect(tree.as_fd(), attributes)?;
         self.attach(tree.as_fd(), path)
     }
 
@@ -151,10 +148,9 @@ impl Jail {
     /// # Errors
     /// Those of the kernel.
     pub(crate) fn cover(&self, path: &str, by: &str) -> io::Result<()> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let tree = rustix::mount::open_tree(&self.top, inside(by), flags)?;
-        sys::mount_setattr(tree.as_fd(), false, OF_HOST, None)?;
-        setup::attach(tree.as_fd(), self.top.as_fd(), inside(path))
+        let tree = mounting::clone(self.top.as_fd(), inside(by))?;
+        mounting::protect(tree.as_fd(), OF_HOST)?;
+        mounting::attach(tree.as_fd(), self.top.as_fd(), inside(path))
     }
 
     /// Makes it the root of the calling process, which leaves the host's.
@@ -200,10 +196,6 @@ impl Jail {
         rustix::fs::mknodat(&self.top, "dev/null", FileType::CharacterDevice, mode, device)?;
         Ok(rustix::fs::chmodat(&self.top, "dev/null", mode, AtFlags::empty())?)
     }
-}
-
-fn file_system(kind: &str, options: &[(&str, &str)], attributes: u64) -> io::Result<OwnedFd> {
-    setup::mount(kind, options, attributes).map_err(|failure| io::Error::other(failure.to_string()))
 }
 
 /// A path from the top of the root on.

@@ -5,7 +5,7 @@
 //! hold locks for each other, send each other signs, and see when another one reads random numbers.
 //!
 //! The file system belongs to the host's root, which is not mapped in sandboxes, so nothing inside can change it. What
-//! of it is attached where is in `setup`.
+//! of it is attached where is in `mounts`.
 //!
 //! ```text
 //!   dev/       the sandbox's /dev. dev/null also covers files of /proc
@@ -26,8 +26,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use crate::boot_id::BootId;
 use crate::cgroup_view::{self, Shown};
 use crate::processors::{ProcessorFiles, View};
-use crate::setup;
-use crate::sys::attr;
+use crate::{mounting, mounts};
 
 /// Device nodes: path, major, minor. The kernel lets programs open all but the last one, whose mount forbids it.
 const NODES: [(&str, u32, u32); 7] = [
@@ -103,8 +102,7 @@ impl Fixtures {
     /// # Errors
     /// When there is no memory.
     pub(super) fn make(&self) -> io::Result<OwnedFd> {
-        let fixtures = setup::mount("tmpfs", &[("mode", "755")], attr::NOSUID);
-        let fixtures = fixtures.map_err(|failure| io::Error::other(failure.to_string()))?;
+        let fixtures = mounting::create("tmpfs", &[("mode", "755")], mounts::FIXTURES)?;
         with_modes_as_given(|| self.fill(fixtures.as_fd()))?;
         Ok(fixtures)
     }

@@ -1,8 +1,7 @@
 //! Restores a sandbox from an image of its processes.
 //!
-//! The launcher prepares what it does for any start, but for the processes: groups, the disk, the overlays. A child, the
-//! conductor, puts them into a root for CRIU alone (`checkpoint::jail`), runs CRIU, and does what is to be done between
-//! CRIU's steps:
+//! The launcher prepares what it does for any start, but for the processes (`prepare`). A child, the conductor, puts it into
+//! a root for CRIU alone (`checkpoint::jail`), runs CRIU, and does what is to be done between CRIU's steps:
 //!
 //! ```text
 //!   conductor                                   CRIU, in the workload's groups
@@ -35,20 +34,18 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use model::resources::Resources;
-use protocol::figures::FILES;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::MountFlags;
 use rustix::net::SocketType;
 use rustix::process::{Pid, Signal};
 
+use super::Launcher;
 use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
+use super::ids::{clone_as, map_ids};
+use super::prepare::{Attached, FileSystems, Wanted};
 use super::progress::{LOOK, Progress};
-use super::root::HOST_DEV;
 use super::steps::{During, STEP, Stages};
-use super::{Attached, Launcher};
-use crate::boot_id::BootId;
 use crate::cgroup::open::{Entry, while_restored};
-use crate::cgroup_view::Scope;
 use crate::checkpoint::criu::{Criu, CriuEvent, CriuRun};
 use crate::checkpoint::jail::{self, Jail};
 use crate::checkpoint::lost::{self, Lost};
@@ -56,13 +53,15 @@ use crate::checkpoint::rpc::{CriuSettings, Task};
 use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
+use crate::mounts::trees::Trees;
+use crate::mounts::{Checkpoint, Layout, MOUNTS, Mount, Source};
 use crate::processors::{self, View};
 use crate::rootfs::Rootfs;
-use crate::setup::{self, Failure, place};
-use crate::slot::{IDS_PER_SLOT, Name};
+use crate::setup::{self, Failure};
+use crate::slot::Name;
 use crate::sys::{self, Cloned, attr};
 use crate::wire::{self, Image, Reply};
-use crate::{base, netlink, sockets};
+use crate::{base, mounting, netlink, place, sockets};
 
 /// Path of the agents' programs of images in the launcher.
 const PROGRAMS: &str = "/programs";
@@ -74,10 +73,8 @@ struct Parts<'a> {
     image: &'a Image,
     about: About,
     interface: &'a str,
-    /// Mounts, by the mount points for which they are the sources.
-    sources: Vec<(String, OwnedFd)>,
-    root: OwnedFd,
-    /// Whether CRIU removes names in it.
+    sources: Sources,
+    /// Whether CRIU removes names in the file systems.
     removes_names: bool,
     /// The agent's program.
     program: &'a File,
@@ -100,7 +97,7 @@ impl Launcher {
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let mut stages = Stages::new();
         let about = self.about(image).during("read the image")?;
-        let processors = match mounts::processors(&about.mounts) {
+        let processors = match crate::mounts::processors(&about.mounts) {
             // What its programs have read once stays true.
             numbers if !numbers.is_empty() => self.views.kept(numbers),
             _ => {
@@ -110,39 +107,44 @@ impl Launcher {
         };
         let processors = processors.during("select processors")?;
         let user = user_namespace(base_id).during("map ids")?;
-        let disk = self.kept_disk(name)?;
-        sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user.as_fd())).during("map the disk's ids")?;
-        stages.end("disk");
-        let mut sources = Vec::new();
-        let mut root = None;
-        let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
+        let boot_id = about.boot_id(&name.id).during("create the boot id")?;
+        let wanted = Wanted {
+            name,
+            base_id,
+            user: user.as_fd(),
+            rootfs,
+            new_disk_mb: None,
+            processors: &processors,
+            boot_id: &boot_id,
+        };
+        let made = self.file_systems(&wanted, &mut stages)?;
         let lost = lost::lost(self.opened(image)?.as_fd()).during("look for lost files")?;
-        if let Some(why) = make_way(&lost, rootfs, &overlays).during("look for lost files")? {
+        if let Some(why) = make_way(&lost, rootfs, &made.overlays).during("look for lost files")? {
             return Ok((Reply::Refused(why), Vec::new()));
         }
         // Only now, because what is refused leaves no groups.
         let roomy = while_restored(resources);
-        let agent_groups = self.tree.create(name, &roomy).during("create the cgroups")?;
-        let work = self.tree.create_work(name, &roomy);
-        let work = work.during("create the workload's cgroups")?;
+        let agent_groups = self.agent_groups(name, &roomy)?;
+        let work = self.work_groups(name, &roomy)?;
         stages.end("cgroup");
-        for (overlay, mount) in rootfs.overlays.iter().zip(overlays) {
-            match overlay.target.as_str() {
-                "/" => root = Some(mount),
-                target => sources.push((target.to_owned(), mount)),
-            }
-        }
+        let FileSystems {
+            overlays,
+            fixtures,
+            figures,
+            disk,
+        } = made;
         drop(disk);
-        let root = root.ok_or(io::ErrorKind::InvalidInput)?;
-        let figures = match self.figures {
-            true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
-            false => None,
+        let (program, path) = self.program(&about.agent).during("open the agent's program")?;
+        let layout = Layout {
+            name: &name.to_string(),
+            overlays: &rootfs.overlays,
+            processors: &processors,
+            groups: &self.groups,
+            figures: figures.is_some(),
+            agent: &path,
         };
-        let (program, mount) = self.program(&about.agent).during("open the agent's program")?;
-        sources.push((format!("/{}", base::AGENT), mount));
-        let boot_id = about.boot_id(&name.id).during("create the boot id")?;
-        let pieces = self.pieces(name, &processors, &boot_id);
-        sources.extend(pieces.during("create the fixtures")?);
+        let sources = Sources::of(&layout, overlays, &fixtures).during("create the sources of mounts")?;
+        drop(fixtures);
         stages.end("overlay");
 
         let _readable = Readable::by(base_id, &program).during("open the agent's program")?;
@@ -154,7 +156,6 @@ impl Launcher {
             about,
             interface: self.interface,
             sources,
-            root,
             removes_names: lost.iter().any(Lost::is_removed_by_criu),
             program: &program,
             figures: figures.as_ref(),
@@ -230,8 +231,8 @@ impl Launcher {
         Ok(rustix::fs::openat(&self.data_dir, relative, flags, Mode::empty())?)
     }
 
-    /// The agent's program of an image, and a mount of it.
-    fn program(&self, hash: &str) -> io::Result<(File, OwnedFd)> {
+    /// The agent's program of an image, and its path in the launcher.
+    fn program(&self, hash: &str) -> io::Result<(File, String)> {
         // A file system of its own, on which it has the same path as the program of this launcher: inside, that is in the
         // mount table.
         let place = Path::new(PROGRAMS).join(hash);
@@ -249,40 +250,56 @@ impl Launcher {
             unreadable(&copy)?;
             std::fs::rename(&unfinished, &path)?;
         }
-        let mount = setup::program(&path.to_string_lossy()).map_err(|failure| io::Error::other(failure.to_string()))?;
-        Ok((File::open(&path)?, mount))
+        let file = File::open(&path)?;
+        let path = path.into_os_string().into_string();
+        Ok((file, path.map_err(|_| io::ErrorKind::InvalidData)?))
     }
+}
 
-    /// The mounts that do not depend on the file system of a sandbox: of its fixtures, of a sysfs, and of its groups.
-    fn pieces(&mut self, name: &Name, processors: &View, boot_id: &BootId) -> io::Result<Vec<(String, OwnedFd)>> {
-        let fixtures = self.make_fixtures(processors, boot_id)?;
+/// What CRIU attaches where the platform provides a mount.
+#[derive(Debug)]
+struct Sources {
+    /// The root of the sandbox.
+    root: OwnedFd,
+    /// All others by their names, but for the files of `/proc`, whose file system is attached as a whole.
+    named: Vec<(String, OwnedFd)>,
+}
+
+impl Sources {
+    /// The sources for a sandbox with these overlays and fixtures.
+    fn of(layout: &Layout<'_>, overlays: Vec<OwnedFd>, fixtures: &OwnedFd) -> io::Result<Self> {
+        let sysfs = sysfs_of_nobody_else()?;
         let _fixtures = Attached::at(place::FIXTURES, fixtures.as_fd())?;
-        let _sysfs = Attached::at(place::SYSFS, sysfs_of_nobody_else()?.as_fd())?;
-        let clones = || -> Result<_, Failure> {
-            let mut pieces = setup::pieces(processors)?;
-            for (name, path) in [MASK, EMPTY].into_iter().zip(setup::masks()) {
-                pieces.push((name.to_owned(), setup::clone_tree(&path, false)?));
-            }
-            self.add_groups(name, &mut pieces)?;
-            Ok(pieces)
+        let _sysfs = Attached::at(place::SYSFS, sysfs.as_fd())?;
+        let trees = Trees {
+            fixtures: fixtures.as_fd(),
+            sysfs: sysfs.as_fd(),
+            figures: None,
         };
-        clones().map_err(|failure| io::Error::other(failure.to_string()))
+        let mut overlays = overlays.into_iter();
+        let root = overlays.next().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut named: Vec<(String, OwnedFd)> = Vec::new();
+        let external = |mount: &&Mount| mount.source.checkpoint() == Checkpoint::External;
+        for mount in MOUNTS.iter().filter(external) {
+            layout.each(mount, |point, path| -> io::Result<()> {
+                let name = mounts::source_name(mount.source, point);
+                if named.iter().any(|(known, _)| known == name) {
+                    return Ok(());
+                }
+                let source = match mount.source {
+                    Source::Figure(_) => return Ok(()),
+                    Source::Overlay => overlays.next().ok_or(io::ErrorKind::InvalidInput)?,
+                    _ => trees.part(mount, path)?,
+                };
+                named.push((name.to_owned(), source));
+                Ok(())
+            })?;
+        }
+        Ok(Self { root, named })
     }
 
-    fn add_groups(&self, name: &Name, pieces: &mut Vec<(String, OwnedFd)>) -> Result<(), Failure> {
-        for (index, group) in self.groups.iter().enumerate() {
-            let own = match group.scope {
-                Scope::Workload => format!("/{name}/work"),
-                Scope::Sandbox => format!("/{name}"),
-            };
-            let point = match group.name.as_str() {
-                "" => "/sys/fs/cgroup".to_owned(),
-                name => format!("/sys/fs/cgroup/{name}"),
-            };
-            let tree = setup::read_only(&format!("{}/{index}{own}", place::CGROUPS))?;
-            pieces.push((point, tree));
-        }
-        Ok(())
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.named.iter().map(|(name, _)| name.as_str())
     }
 }
 
@@ -300,10 +317,6 @@ fn make_way(lost: &[Lost], rootfs: &Rootfs, overlays: &[OwnedFd]) -> io::Result<
     }
     Ok(None)
 }
-
-/// Names of the sources for masked files and directories.
-const MASK: &str = "mask";
-const EMPTY: &str = "empty";
 
 /// An agent's program that root of one sandbox can read until this is dropped: as such, CRIU opens it. Otherwise it can only be
 /// executed, as in other sandboxes, some of which may run the same file: what can be read can be traced.
@@ -334,7 +347,7 @@ fn sysfs_of_nobody_else() -> io::Result<OwnedFd> {
     let (ours, theirs) = pair(SocketType::SEQPACKET)?;
     match sys::clone3(libc::CLONE_NEWNET, None)? {
         Cloned::Child => run_child(&theirs, |socket| {
-            let sysfs = setup::sysfs()?;
+            let sysfs = setup::sysfs().map_err(|error| setup::failure("create sysfs", error))?;
             let _ = wire::send(socket, setup::READY, &[sysfs.as_fd()]);
             sys::exit_now(0)
         }),
@@ -353,26 +366,16 @@ fn sysfs_of_nobody_else() -> io::Result<OwnedFd> {
 /// A user namespace with the ids of a sandbox, to map the ids of mounts by.
 fn user_namespace(base_id: u32) -> io::Result<OwnedFd> {
     let (ours, theirs) = pair(SocketType::STREAM)?;
-    sys::set_ids(base_id, base_id, 0)?;
-    let cloned = sys::clone3(libc::CLONE_NEWUSER, None);
-    let (pid, _pidfd) = match cloned {
-        Ok(Cloned::Child) => {
+    let (pid, _pidfd) = match clone_as(base_id, libc::CLONE_NEWUSER, None)? {
+        Cloned::Child => {
             drop(ours);
             // Until the parent has what it needs.
             let _ = rustix::io::read(&theirs, &mut [0; 1]);
             sys::exit_now(0)
         }
-        Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
-        Err(error) => {
-            sys::set_ids(0, 0, 0)?;
-            return Err(error);
-        }
+        Cloned::Parent { pid, pidfd } => (pid, pidfd),
     };
-    sys::set_ids(0, 0, 0)?;
-    let map = format!("0 {base_id} {IDS_PER_SLOT}\n");
-    for file in ["uid_map", "gid_map"] {
-        write_at(CWD, &format!("/proc/{pid}/{file}"), &map)?;
-    }
+    map_ids(pid, base_id)?;
     let path = format!("/proc/{pid}/ns/user");
     let user = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     drop(ours);
@@ -394,21 +397,7 @@ fn conduct(
 fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Parts<'_>) -> io::Result<i32> {
     checkpoint::sys::notice_children();
     enter_jail(parts).during("mount the sandbox's file systems")?;
-    let known: Vec<&str> = parts.sources.iter().map(|(point, _)| point.as_str()).collect();
-    let source = |point: &str| -> Option<String> {
-        if known.contains(&point) {
-            return Some(source_at(point));
-        }
-        let file = point.strip_prefix("/proc/")?;
-        match (
-            FILES.contains(&file) && parts.figures.is_some(),
-            mounts::is_masked_directory(file),
-        ) {
-            (true, _) => Some(format!("{}/{file}", jail::FIGURES)),
-            (false, true) => Some(source_at(EMPTY)),
-            (false, false) => Some(source_at(MASK)),
-        }
-    };
+    let source = |point: &str| mounts::source_at(point, parts.sources.names(), parts.figures.is_some());
     let mut settings = CriuSettings::new();
     settings.set("root", jail::ROOT)?;
     // The agent's program can be read meanwhile.
@@ -482,21 +471,15 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
     }
 }
 
-/// Where the source of the mount at a point is, in the root for CRIU.
-fn source_at(point: &str) -> String {
-    let name: String = point.trim_start_matches('/').replace('/', "_");
-    format!("{}/{name}", jail::MOUNTS)
-}
-
 /// Makes a root with what CRIU needs, and enters it.
 fn enter_jail(parts: &Parts<'_>) -> io::Result<()> {
     // CRIU is there, and the image.
     sys::setns(parts.host_mounts, libc::CLONE_NEWNS)?;
     let jail = Jail::new(&parts.image.program.files, parts.base_id)?;
     facts::give(&parts.data_dir.join(facts::FILE), &jail)?;
-    jail.attach(parts.root.as_fd(), jail::ROOT)?;
-    for (point, mount) in &parts.sources {
-        jail.attach(mount.as_fd(), &source_at(point))?;
+    jail.attach(parts.sources.root.as_fd(), jail::ROOT)?;
+    for (name, mount) in &parts.sources.named {
+        jail.attach(mount.as_fd(), &mounts::source_path(name))?;
     }
     if let Some(figures) = parts.figures {
         jail.attach_directory(figures.mount.as_fd(), jail::FIGURES)?;
@@ -576,10 +559,10 @@ fn attach_sysfs(init: i32) -> io::Result<()> {
     sys::setns(namespace(init, "net")?.as_fd(), libc::CLONE_NEWNET)?;
     // Mounts of this child's own, which end with it.
     sys::unshare(libc::CLONE_NEWNS)?;
-    let parts = setup::sysfs_of_network().map_err(|failure| io::Error::other(failure.to_string()))?;
+    let parts = setup::sysfs_of_network()?;
     sys::setns(mounts.as_fd(), libc::CLONE_NEWNS)?;
     for (point, mount) in parts {
-        setup::attach(mount.as_fd(), CWD, &point)?;
+        mounting::attach(mount.as_fd(), CWD, point)?;
     }
     Ok(())
 }

@@ -11,8 +11,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use crate::cgroup_view::Shown;
 use crate::layers::Layers;
 use crate::rootfs::LAYERS_MAX;
-use crate::setup::place;
-use crate::{base, skeleton, sys};
+use crate::{base, place, skeleton, sys};
 
 /// Path of the host's /dev in the launcher.
 pub(super) const HOST_DEV: &str = "/host-dev";

@@ -8,6 +8,7 @@ mod kept;
 mod layers;
 mod limits;
 mod loops;
+mod mounts;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -58,11 +59,12 @@ fn main() -> ExitCode {
 }
 
 fn run_all() -> Vec<bool> {
-    let tests: [Test; 17] = [
+    let tests: [Test; 18] = [
         (
             "a sandbox has namespaces of its own and leaves nothing",
             lives_in_its_own_namespaces,
         ),
+        ("its mounts are those of the list", mounts::are_those_of_the_list),
         ("its ids are in a range of its own", has_ids_of_its_own),
         (
             "its workload is limited, and with its agent a margin above",

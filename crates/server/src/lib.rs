@@ -22,6 +22,7 @@ mod chain;
 pub mod clock;
 mod deadlines;
 mod health;
+mod ids;
 mod injections;
 pub mod keys;
 mod layers;

@@ -20,6 +20,7 @@ mod authentication;
 mod builds;
 mod chain;
 pub mod clock;
+mod creation;
 mod deadlines;
 mod health;
 mod ids;

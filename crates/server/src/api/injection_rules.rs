@@ -234,8 +234,7 @@ pub(crate) async fn create_injection_rule(
         name: Name(name),
         injection,
     } = body.read()?;
-    let injection = injection.0.injection().map_err(|error| error.within("injection"))?;
-    checked(&injections, &injection)?;
+    let injection = checked(&injections, injection)?;
     if store.injection_rule_count(&caller.0.user).await? >= INJECTION_RULES_MAX {
         let why = format!("you have {INJECTION_RULES_MAX} injection rules, the maximum: delete one first");
         return Err(ApiError::invalid(why));
@@ -262,8 +261,12 @@ pub(crate) async fn create_injection_rule(
     json(StatusCode::CREATED, &InjectionRule::new(&injections, &caller, row)?)
 }
 
-fn checked(injections: &Injections, injection: &Injection) -> Result<(), ApiError> {
-    let checked = injections.check_one(injection);
+/// The injection of a request, if it is valid.
+fn checked(injections: &Injections, InjectionValue(settings): InjectionValue) -> Result<Injection, ApiError> {
+    let checked = settings.injection().and_then(|injection| {
+        injections.check_one(&injection)?;
+        Ok(injection)
+    });
     checked.map_err(|why| ApiError::invalid(format!("injection.{why}")))
 }
 
@@ -314,11 +317,8 @@ pub(crate) async fn update_injection_rule(
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
     let name = body.name.0.map(|Name(name)| name);
-    let injection = body.injection.0.map(|InjectionValue(settings)| settings.injection());
-    let injection = injection.transpose().map_err(|error| error.within("injection"))?;
-    if let Some(injection) = &injection {
-        checked(&injections, injection)?;
-    }
+    let injection = body.injection.0.map(|injection| checked(&injections, injection));
+    let injection = injection.transpose()?;
     let sealed = injection.as_ref().map(|injection| injections.seal_rule(&id, injection));
     let change = InjectionRuleChange {
         injection_sealed: sealed

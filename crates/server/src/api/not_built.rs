@@ -9,6 +9,7 @@ use axum::extract::RawPathParams;
 use axum::extract::State;
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::routing::{MethodFilter, on};
+use http::StatusCode;
 use model::id::SandboxId;
 use model::lifecycle;
 use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
@@ -76,6 +77,14 @@ pub(super) fn add(mut router: OpenApiRouter<ApiState>) -> OpenApiRouter<ApiState
         paths.add_path_operation(missing.path, vec![missing.method.clone()], operation(missing, method));
     }
     router
+}
+
+impl ApiError {
+    /// 501: an operation that clients know and that is not built yet.
+    pub(super) fn not_built(what: &str, method: &str, path: &str) -> Self {
+        let why = format!("{what} is not built yet: this platform does not have {method} {path}");
+        Self::new(StatusCode::NOT_IMPLEMENTED, why).code("not_built")
+    }
 }
 
 /// The parameters of any path.

@@ -100,7 +100,12 @@ impl ApiError {
             SecretError::Store(error) => error.into(),
             SecretError::Invalid(why) => Self::invalid(why),
             SecretError::Taken => Self::taken(format!("secret \"{secret}\" already exists")),
-            SecretError::TooMany => Self::secret_limit(SECRETS_OF_TEAM_MAX),
+            SecretError::TooMany => {
+                let why = format!("your team is limited to {SECRETS_OF_TEAM_MAX} secrets: delete one first");
+                Self::new(StatusCode::TOO_MANY_REQUESTS, why)
+                    .code("secret_limit_reached")
+                    .should_retry(false)
+            }
             SecretError::Unknown => Self::no_key("secret", secret),
             SecretError::Seal(error) => Self::internal().caused_by(error),
         }

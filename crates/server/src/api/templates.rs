@@ -5,6 +5,7 @@
 
 pub(crate) mod build;
 pub(crate) mod cancel;
+mod error;
 pub(crate) mod files;
 pub(crate) mod history;
 pub(crate) mod manage;
@@ -481,10 +482,7 @@ pub(crate) async fn get_template_alias(
 ) -> Result<Response, ApiError> {
     let name = TemplateName::parse(&text)?;
     if !name.is_own(&store, &caller.team).await? {
-        return Err(ApiError::invalid(format!(
-            "namespace \"{}\" is not that of your team",
-            name.namespace.unwrap_or_default()
-        )));
+        return Err(ApiError::foreign_namespace(&name));
     }
     let unknown = || ApiError::unknown_template(&text);
     let row = name.resolve(&store, &caller.team).await?.ok_or_else(unknown)?;

@@ -47,19 +47,18 @@ struct ShownInjections {
 }
 
 /// The injections of a request, which are not checked yet.
-pub(super) fn items(settings: List<ItemValue, 0, ATTACHMENTS_MAX>) -> Result<Vec<InjectionItem>, ApiError> {
+///
+/// # Errors
+/// With what is wrong, for the client.
+pub(super) fn items(settings: List<ItemValue, 0, ATTACHMENTS_MAX>) -> Result<Vec<InjectionItem>, String> {
     let List(settings) = settings;
     let items = settings.into_iter().enumerate();
-    let items = items.map(|(index, one)| {
-        one.0
-            .item()
-            .map_err(|error| error.within(&format!("injections[{index}]")))
-    });
+    let items = items.map(|(index, ItemValue(one))| one.item().map_err(|why| format!("injections[{index}].{why}")));
     items.collect()
 }
 
 /// The response to injections that are refused.
-pub(super) fn refused(error: RefusedInjections) -> ApiError {
+fn refused(error: RefusedInjections) -> ApiError {
     match error {
         RefusedInjections::Store(error) => error.into(),
         RefusedInjections::Invalid(why) => ApiError::invalid(why),
@@ -111,7 +110,7 @@ pub(crate) async fn set_sandbox_injections(
 ) -> Result<StatusCode, ApiError> {
     let injections = SandboxInjections {
         user: caller.user,
-        items: items(body.read()?.injections)?,
+        items: items(body.read()?.injections).map_err(ApiError::invalid)?,
     };
     let entry = sandboxes
         .entry_of_team(&id, &caller.team)

@@ -22,6 +22,7 @@ use crate::api::body::values::{
 };
 use crate::api::error::{ApiError, ErrorBody};
 use crate::sandboxes::Sandboxes;
+use crate::sandboxes::header_rules::RulesError;
 use crate::sandboxes::network::EgressUpdate;
 
 body! {
@@ -73,11 +74,10 @@ body! {
 }
 
 impl SandboxEgressProxy {
-    fn spec(&self) -> Result<ProxySpec, ApiError> {
+    fn spec(&self) -> Result<ProxySpec, String> {
         let tls = self.tls.0.as_ref();
         if tls.is_some_and(|tls| !tls.enabled && (tls.server_name.is_some() || tls.ca_cert.is_some())) {
-            let why = "egressProxy.tls: serverName and caCert require that enabled is true";
-            return Err(ApiError::invalid(why));
+            return Err("egressProxy.tls: serverName and caCert require that enabled is true".to_owned());
         }
         let credential = |text: &Option<ProxyCredential>| text.as_ref().map(|ProxyCredential(text)| text.clone());
         Ok(ProxySpec {
@@ -94,8 +94,11 @@ impl SandboxEgressProxy {
 }
 
 impl EgressRules {
-    /// The egress part of network settings.
-    pub(super) fn spec(&self) -> Result<NetworkSpec, ApiError> {
+    /// The egress part of network settings, which is not checked yet.
+    ///
+    /// # Errors
+    /// With what is wrong, for the client.
+    pub(super) fn spec(&self) -> Result<NetworkSpec, String> {
         let entries = |list: &Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>| {
             let entries = list.iter().flat_map(|List(entries)| entries);
             entries.map(|EgressEntry(entry)| entry.clone()).collect()
@@ -150,14 +153,17 @@ pub(crate) async fn update_sandbox_network(
 ) -> Result<StatusCode, ApiError> {
     let body = body.read()?;
     let update = EgressUpdate {
-        network: body.rules.spec()?,
+        network: body.rules.spec().map_err(ApiError::invalid)?,
         allow_internet_access: body.allow_internet_access,
         https_ports: body.https_ports.as_ref().map(ports),
     };
     let checked = sandboxes.policies.check(&update.network, update.allow_internet_access);
     checked.map_err(ApiError::invalid)?;
     let checked = sandboxes.policies.check_rules(&caller.team, &update.network).await;
-    checked.map_err(|error| ApiError::header_rules(error, ""))?;
+    checked.map_err(|error| match error {
+        RulesError::Store(error) => error.into(),
+        RulesError::Invalid(why) => ApiError::invalid(why),
+    })?;
     let entry = sandboxes
         .entry_of_team(&id, &caller.team)
         .await

@@ -22,9 +22,13 @@ use crate::api::error::{ApiError, ErrorBody};
 use crate::api::json::json as json_response;
 use crate::api::state::ApiState;
 use crate::builds::Builds;
+use crate::ids::new_template_id;
 use crate::templates::{TemplateName, new_tag};
 
 const MIB: u64 = 1 << 20;
+
+/// Retry interval for a team with too many builds, in seconds.
+const BUILD_AFTER_S: u32 = 30;
 
 /// Maximum length of a name with its namespace and tag (API contract).
 const NAME_MAX: usize = 128;
@@ -136,9 +140,31 @@ pub(crate) async fn check_space(builds: &Builds, caller: &Caller) -> Result<(), 
     let used = builds.template_bytes(&caller.team).await;
     let used_mb = used.map_err(|error| ApiError::internal().caused_by(error))? / MIB;
     match used_mb >= u64::from(limit_mb) {
-        true => Err(ApiError::template_space_limit(limit_mb, used_mb)),
+        true => Err(too_little_space(limit_mb, used_mb)),
         false => Ok(()),
     }
+}
+
+/// 429: the team has as many builds as it can have.
+fn too_many_builds(limit: u32) -> ApiError {
+    ApiError::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        format!("your team is limited to {limit} builds at the same time: wait until one has ended"),
+    )
+    .code("build_limit_reached")
+    .retry_after(BUILD_AFTER_S)
+}
+
+/// 429: the templates of the team take as much space as they may.
+fn too_little_space(limit_mb: u32, used_mb: u64) -> ApiError {
+    ApiError::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        format!(
+            "your team is limited to {limit_mb} MiB of templates and snapshots, {used_mb} are in use: delete those that \
+             are not needed any more"
+        ),
+    )
+    .code("template_space_limit_reached")
 }
 
 /// The tags of a build, in the order of the request and without duplicates.
@@ -162,10 +188,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     if let Some(name) = &request.name
         && !name.is_own(store, &caller.team).await?
     {
-        return Err(ApiError::invalid(format!(
-            "namespace \"{}\" is not that of your team",
-            name.namespace.as_deref().unwrap_or_default()
-        )));
+        return Err(ApiError::foreign_namespace(name));
     }
     let tags = tags_of(request.name.as_ref(), &request.tags)?;
     let cpu_count = request.cpu_count.unwrap_or(CPU_DEFAULT);
@@ -175,9 +198,8 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     let target = match request.target {
         Some(id) => BuildTarget::Template(id),
         None => {
-            let mut random = [0; 20];
-            getrandom::fill(&mut random).map_err(|error| ApiError::internal().caused_by(error))?;
-            BuildTarget::Alias(TemplateId::from_random(&random))
+            let id = new_template_id().map_err(|error| ApiError::internal().caused_by(error))?;
+            BuildTarget::Alias(id)
         }
     };
     let build: BuildId = BuildId::try_from(Uuid::new_v4().to_string())?;
@@ -202,7 +224,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
             state.builds.cancel(&superseded);
             template
         }
-        BuildRequested::TooMany => return Err(ApiError::build_limit(limit)),
+        BuildRequested::TooMany => return Err(too_many_builds(limit)),
         BuildRequested::AliasIsId => {
             return Err(ApiError::taken(format!(
                 "name \"{alias}\" is the id of a template: choose another"

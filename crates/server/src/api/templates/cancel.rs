@@ -46,7 +46,8 @@ pub(crate) async fn cancel_build(
         .build_cancel(&template.id, &build, CANCELLED, now_us)
         .await?
     {
-        return Err(ApiError::build_ended(&build));
+        let why = format!("build \"{build}\" has ended");
+        return Err(ApiError::new(StatusCode::CONFLICT, why));
     }
     tracing::info!(template.id = %template.id, build.id = %build, "cancelled a build");
     // One of another node is cancelled there when it looks at its row the next time.

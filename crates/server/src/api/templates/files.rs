@@ -102,11 +102,12 @@ pub(crate) async fn get_template_upload(
 impl ApiError {
     /// The response when an upload failed.
     fn upload(error: FileError) -> Self {
+        let why = error.to_string();
         match error {
             FileError::Store(error) => error.into(),
-            FileError::TooLarge { .. } | FileError::TeamFull { .. } => Self::upload_too_large(error.to_string()),
-            FileError::DiskFull | FileError::Off => Self::upload_unavailable(error.to_string()),
-            FileError::Blobs(_) => Self::upload_unavailable(error.to_string()).caused_by(error),
+            FileError::TooLarge { .. } | FileError::TeamFull { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, why),
+            FileError::DiskFull | FileError::Off => Self::new(StatusCode::SERVICE_UNAVAILABLE, why),
+            FileError::Blobs(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error),
             FileError::Io(_) | FileError::Damaged => Self::internal().caused_by(error),
         }
     }

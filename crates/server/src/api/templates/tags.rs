@@ -81,10 +81,7 @@ fn parse_all(
 /// The template of a name, which must have no namespace but that of the team.
 async fn own(name: &TemplateName, text: &str, caller: &Caller, store: &Store) -> Result<TemplateRow, ApiError> {
     if !name.is_own(store, &caller.team).await? {
-        return Err(ApiError::invalid(format!(
-            "namespace \"{}\" is not that of your team",
-            name.namespace.as_deref().unwrap_or_default()
-        )));
+        return Err(ApiError::foreign_namespace(name));
     }
     find_own(text, &caller.team, store).await
 }

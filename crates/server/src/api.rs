@@ -8,6 +8,7 @@ mod address;
 mod api_keys;
 mod auth;
 mod body;
+mod describe;
 mod docs;
 mod error;
 mod injection_rules;
@@ -20,6 +21,7 @@ mod openapi;
 mod page;
 mod query;
 mod rate;
+
 mod sandboxes;
 mod secrets;
 mod signed;
@@ -178,11 +180,7 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     security(),
     responses(
         (status = 200, description = "Sandboxes can be created", body = str, content_type = "text/plain"),
-        (
-            status = 503,
-            description = "The platform is starting or stopping, or its database does not answer",
-            body = ErrorBody,
-        ),
+        (status = 503, description = "The platform is starting or stopping, or its database does not answer"),
     )
 )]
 async fn check_health(State(health): State<Arc<Health>>) -> Result<&'static str, ApiError> {

@@ -12,10 +12,11 @@ use axum::extract::{FromRequestParts, Path};
 use http::{HeaderMap, HeaderValue, StatusCode, header, request};
 use model::id::{SandboxId, TeamId, UserId};
 use secrecy::SecretString;
-use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{ObjectBuilder, RefOr, Required, Schema, Type};
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 
+use super::describe::path_parameter;
 use super::error::ApiError;
 use super::signed::Signer;
 use super::state::ApiState;
@@ -24,6 +25,8 @@ use crate::admission::rate::RateSlot;
 use crate::authentication::{AuthenticationError, Credential};
 use crate::creation::Creator;
 use crate::keys::{ACCESS_TOKEN_PREFIX, InvalidKey};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::registry::SandboxEntry;
 
 /// Header that carries the API key.
 pub(super) const API_KEY: &str = "x-api-key";
@@ -75,6 +78,12 @@ fn credential(headers: &HeaderMap) -> Result<Credential, ApiError> {
 }
 
 impl Caller {
+    /// A sandbox of the team that this server can change.
+    pub(super) async fn sandbox(&self, sandboxes: &Sandboxes, id: &SandboxId) -> Result<Arc<SandboxEntry>, ApiError> {
+        let entry = sandboxes.entry_of_team(id, &self.team).await;
+        entry.map_err(|error| ApiError::absent(error, id))
+    }
+
     /// The client on whose behalf sandboxes are created.
     pub(super) fn creator(&self) -> Creator {
         Creator {
@@ -139,18 +148,8 @@ pub(crate) struct SandboxPath(pub(crate) SandboxId);
 
 impl IntoParams for SandboxPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        let id = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .pattern(Some(SANDBOX_ID_PATTERN));
-        let parameter = ParameterBuilder::new()
-            .name("sandboxID")
-            .parameter_in(ParameterIn::Path)
-            .description(Some(
-                "The sandbox. A dash and an old client id may follow its id, and are ignored.",
-            ))
-            .required(Required::True)
-            .schema(Some(id));
-        vec![parameter.build()]
+        let about = "The sandbox. A dash and an old client id may follow its id, and are ignored.";
+        vec![path_parameter("sandboxID", Some(about), Some(SANDBOX_ID_PATTERN))]
     }
 }
 

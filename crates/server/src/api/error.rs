@@ -160,6 +160,11 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, why)
     }
 
+    /// 500 because of an error of the platform, which is logged.
+    pub(super) fn failed(source: impl Error + Send + Sync + 'static) -> Self {
+        Self::internal().caused_by(source)
+    }
+
     /// 500: not the client's fault. The response has no details.
     pub(crate) fn internal() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal server error").code("internal_server_error")

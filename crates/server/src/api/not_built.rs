@@ -12,13 +12,12 @@ use axum::routing::{MethodFilter, on};
 use http::StatusCode;
 use model::id::SandboxId;
 use model::lifecycle;
-use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{ObjectBuilder, Required, Type};
+use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::auth::{Caller, SANDBOX_ID_PATTERN};
+use super::describe::{error, path_parameter};
 use super::error::ApiError;
-use super::openapi;
 use super::state::ApiState;
 
 /// An operation that is not built yet.
@@ -102,8 +101,7 @@ impl Check for Parameters {
             match name {
                 "sandboxID" => {
                     let id = SandboxId::from_path(text)?;
-                    let entry = state.sandboxes.entry_of_team(&id, &caller.team).await;
-                    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+                    let entry = caller.sandbox(&state.sandboxes, &id).await?;
                     if entry.state() != lifecycle::State::Running {
                         return Err(ApiError::no_sandbox(id));
                     }
@@ -123,7 +121,7 @@ fn operation(missing: &NotBuilt, method: &str) -> Operation {
         .summary(Some(format!("Not built yet: {}", missing.what)))
         .response(
             "501",
-            openapi::error(&format!("This platform does not have {method} {} yet", missing.path)),
+            error(&format!("This platform does not have {method} {} yet", missing.path)),
         );
     for name in missing
         .path
@@ -133,10 +131,7 @@ fn operation(missing: &NotBuilt, method: &str) -> Operation {
         operation = operation.parameter(parameter(name));
     }
     if missing.path.contains("{sandboxID}") {
-        operation = operation.response(
-            "404",
-            openapi::error("The team has no such sandbox, or it is not running"),
-        );
+        operation = operation.response("404", error("The team has no such sandbox, or it is not running"));
     }
     operation.build()
 }
@@ -146,11 +141,5 @@ fn parameter(name: &str) -> Parameter {
         "sandboxID" => SANDBOX_ID_PATTERN,
         _ => "^[A-Za-z0-9_.:-]+$",
     };
-    let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern));
-    ParameterBuilder::new()
-        .name(name)
-        .parameter_in(ParameterIn::Path)
-        .required(Required::True)
-        .schema(Some(text))
-        .build()
+    path_parameter(name, None, Some(pattern))
 }

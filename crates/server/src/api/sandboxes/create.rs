@@ -23,7 +23,8 @@ use crate::api::body::values::{
     AnyArray, AnyObject, HttpsPort, Lifetime, List, RepositoryAddress, RepositoryToken, RequestHost, ResourceType,
     TemplateReference, Texts, Variables, WorkingTreePath,
 };
-use crate::api::error::{ApiError, ErrorBody, SOON_S};
+use crate::api::describe::error_sets;
+use crate::api::error::{ApiError, SOON_S};
 use crate::api::injection_values::ItemValue;
 use crate::api::json::json;
 use crate::api::state::ApiState;
@@ -147,17 +148,30 @@ body! {
     }
 }
 
+error_sets! {
+    /// No sandbox was created.
+    NotCreated {
+        404 "The team can use no such template";
+        408 "Cloning the repositories took too long, and the sandbox was ended";
+        429 "The team is at one of its limits. With `Should-Retry: false`, a sandbox has to end first; with `Retry-After`, \
+             a later retry can work" {
+            "Should-Retry": String = "`false` if a retry cannot work by itself",
+            "Retry-After": u32 = "Seconds after which a retry can work",
+        };
+        503 "There is no capacity for another sandbox (`error_code` is `sandbox_capacity_unavailable`), the database is \
+             unavailable, or the platform is starting or stopping; try again" {
+            "Retry-After": u32 = "Seconds after which a retry may work",
+        };
+        504 "The sandbox did not start in time and was ended";
+    }
+}
+
 /// Creates a sandbox, with the defaults of version 1.
 #[utoipa::path(
     post,
     path = "/sandboxes",
     tag = "sandboxes",
-    params((
-        "Idempotency-Key" = Option<String>, Header,
-        description = "Makes it safe to repeat the request: for 24 hours, the same key with the same body is answered \
-                       with the same sandbox",
-        min_length = 1, max_length = 255, pattern = "^[!-~]+$",
-    )),
+    params(IdempotencyHeader),
     request_body(content = NewSandboxV1),
     responses(
         (
@@ -166,32 +180,12 @@ body! {
             body = ConnectionInfo,
             headers(("Server-Timing" = String, description = "How long each stage took")),
         ),
-        (status = 404, description = "The team can use no such template", body = ErrorBody),
         (
             status = 409,
-            description = "The `Idempotency-Key` was used with another request, or the first one is in progress; \
-                           see `error_code`",
-            body = ErrorBody,
+            description = "The `Idempotency-Key` was used with another request, or the first one is in progress; see \
+                           `error_code`",
         ),
-        (
-            status = 429,
-            description = "The team is at one of its limits. With `Should-Retry: false`, a sandbox has to end \
-                           first; with `Retry-After`, a later retry can work",
-            body = ErrorBody,
-            headers(
-                ("Should-Retry" = String, description = "`false` if a retry cannot work by itself"),
-                ("Retry-After" = u32, description = "Seconds after which a retry can work"),
-            ),
-        ),
-        (
-            status = 503,
-            description = "There is no capacity for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
-                           the database is unavailable, or the platform is starting or stopping; try again",
-            body = ErrorBody,
-            headers(("Retry-After" = u32, description = "Seconds after which a retry may work")),
-        ),
-        (status = 408, description = "Cloning the repositories took too long, and the sandbox was ended", body = ErrorBody),
-        (status = 504, description = "The sandbox did not start in time and was ended", body = ErrorBody),
+        NotCreated,
     )
 )]
 pub(crate) async fn create_sandbox_v1(
@@ -208,12 +202,7 @@ pub(crate) async fn create_sandbox_v1(
     post,
     path = "/v2/sandboxes",
     tag = "sandboxes",
-    params((
-        "Idempotency-Key" = Option<String>, Header,
-        description = "Makes it safe to repeat the request: for 24 hours, the same key with the same body is answered \
-                       with the same sandbox",
-        min_length = 1, max_length = 255, pattern = "^[!-~]+$",
-    )),
+    params(IdempotencyHeader),
     request_body(content = NewSandbox),
     responses(
         (
@@ -222,33 +211,13 @@ pub(crate) async fn create_sandbox_v1(
             body = ConnectionInfo,
             headers(("Server-Timing" = String, description = "How long each stage took")),
         ),
-        (status = 404, description = "The team can use no such template", body = ErrorBody),
         (
             status = 409,
             description = "The first request with the `Idempotency-Key` is in progress",
-            body = ErrorBody,
             headers(("Retry-After" = u32, description = "Seconds after which it has most likely ended")),
         ),
-        (status = 422, description = "The `Idempotency-Key` was used with another request", body = ErrorBody),
-        (
-            status = 429,
-            description = "The team is at one of its limits. With `Should-Retry: false`, a sandbox has to end \
-                           first; with `Retry-After`, a later retry can work",
-            body = ErrorBody,
-            headers(
-                ("Should-Retry" = String, description = "`false` if a retry cannot work by itself"),
-                ("Retry-After" = u32, description = "Seconds after which a retry can work"),
-            ),
-        ),
-        (
-            status = 503,
-            description = "There is no capacity for another sandbox (`error_code` is `sandbox_capacity_unavailable`), \
-                           the database is unavailable, or the platform is starting or stopping; try again",
-            body = ErrorBody,
-            headers(("Retry-After" = u32, description = "Seconds after which a retry may work")),
-        ),
-        (status = 408, description = "Cloning the repositories took too long, and the sandbox was ended", body = ErrorBody),
-        (status = 504, description = "The sandbox did not start in time and was ended", body = ErrorBody),
+        (status = 422, description = "The `Idempotency-Key` was used with another request"),
+        NotCreated,
     )
 )]
 pub(crate) async fn create_sandbox(
@@ -472,7 +441,7 @@ impl ApiError {
 fn not_created(error: CreationError, version: ApiVersion) -> ApiError {
     match error {
         CreationError::Store(error) => error.into(),
-        CreationError::Random(error) => ApiError::internal().caused_by(error),
+        CreationError::Random(error) => ApiError::failed(error),
         CreationError::Key(error) => ApiError::idempotency(error, version.mismatch_status()),
         CreationError::Template(error) => error.into(),
         CreationError::BuiltElsewhere { template } => ApiError::no_template(format!(

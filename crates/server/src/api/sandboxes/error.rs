@@ -2,9 +2,26 @@
 
 use http::StatusCode;
 
+use crate::api::describe::error_sets;
 use crate::api::error::{ApiError, SOON_S};
 use crate::sandboxes::change::ChangeError;
 use crate::sandboxes::elsewhere::AbsentError;
+
+error_sets! {
+    /// There is no such sandbox.
+    NoSandbox {
+        404 "The team has no such sandbox";
+    }
+    /// There is no such sandbox, or it does not run.
+    NotRunning {
+        404 "The team has no such sandbox, or it is not running";
+    }
+    /// A running sandbox was not changed.
+    NotChanged {
+        404 "The team has no such sandbox, or it is not running";
+        409 "The sandbox is being killed";
+    }
+}
 
 impl ApiError {
     /// 404: the sandbox does not exist or belongs to another team; the response is the same.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::ConnectionInfo;
+use super::error::NoSandbox;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::OptionalBody;
 use crate::api::body::shape::{Nullable, body};
@@ -60,19 +61,19 @@ pub(crate) struct ForkResult {
     request_body(content = Option<ForkSandbox>),
     responses(
         (status = 201, description = "What became of each sandbox", body = Vec<ForkResult>),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
         (
             status = 409,
-            description = "The sandbox is paused, or being paused, resumed or killed, or something in it cannot be copied",
-            body = ErrorBody,
+            description = "The sandbox is paused, or being paused, resumed or killed, or something in it cannot be \
+                           copied",
         ),
-        (status = 429, description = "The team is at one of its limits", body = ErrorBody),
-        (status = 501, description = "The host cannot copy processes", body = ErrorBody),
+        (status = 429, description = "The team is at one of its limits"),
+        (status = 501, description = "The host cannot copy processes"),
         (
             status = 503,
-            description = "The host has no space for the copies or is busy with others, or it failed; the sandbox runs on",
-            body = ErrorBody,
+            description = "The host has no space for the copies or is busy with others, or it failed; the sandbox \
+                           runs on",
         ),
+        NoSandbox,
     )
 )]
 pub(crate) async fn fork_sandbox(
@@ -90,13 +91,12 @@ pub(crate) async fn fork_sandbox(
         )));
     }
     let sandboxes = &state.sandboxes;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(sandboxes, &id).await?;
     if entry.lifecycle().auto_pause {
         caller.quota.check_auto_pause()?;
     }
     let ids = (0..count).map(|_| new_sandbox_id()).collect::<Result<Vec<_>, _>>();
-    let ids = ids.map_err(|error| ApiError::internal().caused_by(error))?;
+    let ids = ids.map_err(ApiError::failed)?;
     let creator = caller.creator();
     // Each is a sandbox that is created.
     for _ in 0..count {

@@ -13,6 +13,7 @@ use model::secret::Secret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::error::NotChanged;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
@@ -20,7 +21,7 @@ use crate::api::body::values::{
     DnsServer, EgressEntry, HeaderRulesByDomain, HttpsPort, List, ProxyAddress, ProxyCertificates, ProxyCredential,
     ProxyServerName,
 };
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::header_rules::RulesError;
 use crate::sandboxes::network::EgressUpdate;
@@ -139,11 +140,7 @@ body! {
     tag = "sandboxes",
     params(SandboxPath),
     request_body(content = SandboxNetworkUpdate),
-    responses(
-        (status = 204, description = "The sandbox may reach what the request says"),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
-    )
+    responses((status = 204, description = "The sandbox may reach what the request says"), NotChanged)
 )]
 pub(crate) async fn update_sandbox_network(
     State(sandboxes): State<Arc<Sandboxes>>,
@@ -164,10 +161,7 @@ pub(crate) async fn update_sandbox_network(
         RulesError::Store(error) => error.into(),
         RulesError::Invalid(why) => ApiError::invalid(why),
     })?;
-    let entry = sandboxes
-        .entry_of_team(&id, &caller.team)
-        .await
-        .map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     sandboxes
         .set_egress(&entry, update)
         .await

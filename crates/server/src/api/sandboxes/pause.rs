@@ -11,11 +11,13 @@ use protocol::node::NodeError;
 
 use super::ConnectionInfo;
 use super::create::timed;
+use super::error::NoSandbox;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::Lifetime;
 use crate::api::body::{OptionalBody, RequiredBody};
-use crate::api::error::{ApiError, ErrorBody, SOON_S};
+use crate::api::describe::error_sets;
+use crate::api::error::{ApiError, SOON_S};
 use crate::api::json::json;
 use crate::api::state::SandboxAccess;
 use crate::outcome::{PauseReason, ResumeReason};
@@ -79,11 +81,11 @@ body! {
     request_body(content = Option<PauseSandbox>),
     responses(
         (status = 204, description = "The sandbox is paused"),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is paused already, or a resume has cancelled the pause", body = ErrorBody),
-        (status = 429, description = "The team has as many paused sandboxes as it can have", body = ErrorBody),
-        (status = 501, description = "The host cannot keep the processes of sandboxes", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be paused, or its agent does not respond, and it runs on", body = ErrorBody),
+        (status = 409, description = "The sandbox is paused already, or a resume has cancelled the pause"),
+        (status = 429, description = "The team has as many paused sandboxes as it can have"),
+        (status = 501, description = "The host cannot keep the processes of sandboxes"),
+        (status = 503, description = "The sandbox could not be paused, or its agent does not respond, and it runs on"),
+        NoSandbox,
     )
 )]
 pub(crate) async fn pause_sandbox(
@@ -93,8 +95,7 @@ pub(crate) async fn pause_sandbox(
     body: OptionalBody<PauseSandbox>,
 ) -> Result<StatusCode, ApiError> {
     let body = body.read()?;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     let request = PauseRequest {
         reason: PauseReason::Client,
         keep: match body.memory {
@@ -120,10 +121,10 @@ pub(crate) async fn pause_sandbox(
     request_body(content = Option<ResumeSandbox>),
     responses(
         (status = 201, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is already running, or being started in another way", body = ErrorBody),
-        (status = 429, description = "The team is at one of its limits", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+        (status = 409, description = "The sandbox is already running, or being started in another way"),
+        (status = 429, description = "The team is at one of its limits"),
+        (status = 503, description = "The sandbox could not be resumed and is still paused"),
+        NoSandbox,
     )
 )]
 pub(crate) async fn resume_sandbox(
@@ -136,11 +137,20 @@ pub(crate) async fn resume_sandbox(
     let body = body.read()?;
     let timeout_s = body.timeout.within(&caller.quota)?;
     let request = request(&caller, timeout_s, body.auto_pause, body.memory);
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     let resumed = sandboxes.resume(&entry, request).await;
     let resumed = resumed.map_err(|error| ApiError::not_resumed(error, &id))?;
     answer(resumed, &access)
+}
+
+error_sets! {
+    /// A client was not connected to a sandbox.
+    NotConnected {
+        404 "The team has no such sandbox";
+        409 "The sandbox is being killed, or being started in another way";
+        429 "The sandbox is paused, and the team is at one of its limits";
+        503 "The sandbox could not be resumed and is still paused";
+    }
 }
 
 /// Connects to a sandbox, with a required timeout. A paused sandbox is resumed.
@@ -153,10 +163,7 @@ pub(crate) async fn resume_sandbox(
     responses(
         (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed, or being started in another way", body = ErrorBody),
-        (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+        NotConnected,
     )
 )]
 pub(crate) async fn connect_sandbox_v1(
@@ -180,10 +187,7 @@ pub(crate) async fn connect_sandbox_v1(
     responses(
         (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed, or being started in another way", body = ErrorBody),
-        (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+        NotConnected,
     )
 )]
 pub(crate) async fn connect_sandbox(
@@ -204,8 +208,7 @@ async fn connect(
     (timeout, memory): (Lifetime<0>, bool),
 ) -> Result<Response, ApiError> {
     let timeout_s = timeout.within(&caller.quota)?;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(sandboxes, &id).await?;
     if timeout_s == 0 && is_asleep(&entry) {
         let why = format!("sandbox \"{id}\" is paused, and with timeout 0 it would end at once: send at least 1");
         return Err(ApiError::invalid(why));

@@ -15,13 +15,14 @@ use store::sandboxes::Order;
 use store::snapshots::{NameUse, SnapshotFilter, SnapshotRow};
 use utoipa::ToSchema;
 
+use super::error::NotRunning;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::ShortString;
-use crate::api::error::{ApiError, ErrorBody, SOON_S};
+use crate::api::error::{ApiError, SOON_S};
 use crate::api::json::json;
-use crate::api::page::{parse_token, with_next};
+use crate::api::page::{cut, parse_token, with_next};
 use crate::api::query::shape::{PageLimit, Params, Text, query};
 use crate::api::templates::build::check_space;
 use crate::api::templates::{NamePath, find_own, manage};
@@ -105,19 +106,19 @@ async fn namespace_of(store: &Store, team: &TeamId) -> Result<String, ApiError> 
     request_body(content = NewSnapshot),
     responses(
         (status = 201, description = "The snapshot", body = Snapshot),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
         (
             status = 409,
-            description = "The sandbox is being paused, resumed, killed or snapshotted, or the name is that of something else",
-            body = ErrorBody,
+            description = "The sandbox is being paused, resumed, killed or snapshotted, or the name is that of \
+                           something else",
         ),
-        (status = 429, description = "The templates and snapshots of the team take as much space as they may", body = ErrorBody),
-        (status = 501, description = "The host cannot make snapshots", body = ErrorBody),
+        (status = 429, description = "The templates and snapshots of the team take as much space as they may"),
+        (status = 501, description = "The host cannot make snapshots"),
         (
             status = 503,
-            description = "The host has no space for the snapshot or is busy with others, or it failed; the sandbox runs on",
-            body = ErrorBody,
+            description = "The host has no space for the snapshot or is busy with others, or it failed; the sandbox \
+                           runs on",
         ),
+        NotRunning,
     )
 )]
 pub(crate) async fn create_snapshot(
@@ -135,8 +136,7 @@ pub(crate) async fn create_snapshot(
         .0
         .map(|ShortString(name)| TemplateName::new(&name))
         .transpose()?;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     let mut tag = DEFAULT_TAG.to_owned();
     if let Some(name) = &name {
         if !name.is_own(&store, &caller.team).await? {
@@ -186,9 +186,7 @@ pub(crate) async fn list_snapshots(
     let mut found = store
         .snapshot_list(&caller.team, &filter, wanted.limit.saturating_add(1))
         .await?;
-    let most = usize::try_from(wanted.limit).unwrap_or(usize::MAX);
-    let more = found.len() > most;
-    found.truncate(most);
+    let more = cut(&mut found, wanted.limit);
     let next = found.last().filter(|_| more);
     let next = next.map(|row| (row.created_us, row.template_id.clone()));
     let of = |row: &SnapshotRow| Snapshot::new(&row.template_id, row.alias.as_deref(), &row.tag, &namespace);
@@ -204,9 +202,9 @@ pub(crate) async fn list_snapshots(
     params(("snapshotID" = String, Path, description = "The id or a name of the snapshot; a tag is ignored")),
     responses(
         (status = 204, description = "The snapshot was deleted"),
-        (status = 400, description = "Sandboxes that were created from it exist", body = ErrorBody),
-        (status = 403, description = "The snapshot belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such snapshot", body = ErrorBody),
+        (status = 400, description = "Sandboxes that were created from it exist"),
+        (status = 403, description = "The snapshot belongs to another team"),
+        (status = 404, description = "The team has no such snapshot"),
     )
 )]
 pub(crate) async fn delete_snapshot(

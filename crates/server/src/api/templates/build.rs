@@ -1,7 +1,5 @@
 //! Requesting builds: `POST /v3/templates` and its older forms.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
@@ -13,12 +11,14 @@ use store::builds::{BuildRequested, BuildTarget, DEFAULT_TAG, NewBuild};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::error::NotOwnTemplate;
 use super::{NamePath, Template, TemplateBuildStatus, find_own, overviews};
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::{AtLeast, List, ShortString};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::describe::error_sets;
+use crate::api::error::ApiError;
 use crate::api::json::json as json_response;
 use crate::api::state::ApiState;
 use crate::builds::Builds;
@@ -138,7 +138,7 @@ pub(crate) async fn check_space(builds: &Builds, caller: &Caller) -> Result<(), 
         return Ok(());
     };
     let used = builds.template_bytes(&caller.team).await;
-    let used_mb = used.map_err(|error| ApiError::internal().caused_by(error))? / MIB;
+    let used_mb = used.map_err(ApiError::failed)? / MIB;
     match used_mb >= u64::from(limit_mb) {
         true => Err(too_little_space(limit_mb, used_mb)),
         false => Ok(()),
@@ -198,7 +198,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     let target = match request.target {
         Some(id) => BuildTarget::Template(id),
         None => {
-            let id = new_template_id().map_err(|error| ApiError::internal().caused_by(error))?;
+            let id = new_template_id().map_err(ApiError::failed)?;
             BuildTarget::Alias(id)
         }
     };
@@ -254,6 +254,14 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     json_response(StatusCode::ACCEPTED, &RequestedTemplate { template, tags })
 }
 
+error_sets! {
+    /// No build was requested.
+    NotRequested {
+        409 "The name is the id of a template";
+        429 "The team has as many builds as it can have";
+    }
+}
+
 /// Requests a build of a new template, or another build of the template with this name.
 ///
 /// The build waits until it is started with `POST /v2/templates/{templateID}/builds/{buildID}`.
@@ -262,11 +270,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     path = "/v3/templates",
     tag = "templates",
     request_body(content = NewTemplate),
-    responses(
-        (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 409, description = "The name is the id of a template", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
-    )
+    responses((status = 202, description = "The requested build", body = RequestedTemplate), NotRequested)
 )]
 pub(crate) async fn create_template(
     State(state): State<ApiState>,
@@ -292,11 +296,7 @@ pub(crate) async fn create_template(
     path = "/v2/templates",
     tag = "templates",
     request_body(content = NewTemplateV2),
-    responses(
-        (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 409, description = "The name is the id of a template", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
-    )
+    responses((status = 202, description = "The requested build", body = RequestedTemplate), NotRequested)
 )]
 pub(crate) async fn create_template_v2(
     State(state): State<ApiState>,
@@ -344,11 +344,7 @@ fn request_v1(body: NewTemplateV1, target: Option<TemplateId>) -> Result<BuildRe
     path = "/templates",
     tag = "templates",
     request_body(content = NewTemplateV1),
-    responses(
-        (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 409, description = "The name is the id of a template", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
-    )
+    responses((status = 202, description = "The requested build", body = RequestedTemplate), NotRequested)
 )]
 pub(crate) async fn create_template_v1(
     State(state): State<ApiState>,
@@ -368,10 +364,9 @@ pub(crate) async fn create_template_v1(
     request_body(content = NewTemplateV1),
     responses(
         (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-        (status = 409, description = "The name is taken", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
+        (status = 409, description = "The name is taken"),
+        (status = 429, description = "The team has as many builds as it can have"),
+        NotOwnTemplate,
     )
 )]
 pub(crate) async fn rebuild_template(
@@ -385,15 +380,4 @@ pub(crate) async fn rebuild_template(
     let row = find_own(&text, &caller.team, &store).await?;
     let new = request_v1(body, Some(row.id))?;
     request(&state, &caller, new).await
-}
-
-/// The build of a path, which must be one of the template.
-pub(super) async fn build_of(
-    builds: &Arc<Builds>,
-    template: &TemplateId,
-    build: &str,
-) -> Result<store::builds::BuildRow, ApiError> {
-    let id: BuildId = build.to_ascii_lowercase().parse()?;
-    let found = builds.rows.store().build_by_id(template, &id).await?;
-    found.ok_or_else(|| ApiError::no_template(format!("template \"{template}\" has no build \"{id}\"")))
 }

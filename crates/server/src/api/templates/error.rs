@@ -4,9 +4,27 @@ use http::StatusCode;
 use model::id::LayerId;
 use store::tags::TAGS_MAX;
 
+use crate::api::describe::error_sets;
 use crate::api::error::ApiError;
 use crate::builds::lost::lost_layer;
 use crate::templates::{InvalidTemplateName, TemplateError, TemplateName};
+
+error_sets! {
+    /// There is no such template.
+    NoTemplate {
+        404 "The team has no such template";
+    }
+    /// There is no such template of the team.
+    NotOwnTemplate {
+        403 "The template belongs to another team";
+        404 "The team has no such template";
+    }
+    /// There is no such build of a template of the team.
+    NotOwnBuild {
+        403 "The template belongs to another team";
+        404 "The team has no such template, or it has no such build";
+    }
+}
 
 impl ApiError {
     /// 404: no sandbox can be created from the template.

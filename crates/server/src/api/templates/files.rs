@@ -14,10 +14,11 @@ use serde::Serialize;
 use store::Store;
 use utoipa::ToSchema;
 
+use super::error::NotOwnTemplate;
 use super::find_own;
 use super::status::BuildPath;
 use crate::api::auth::Caller;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::json::json;
 use crate::api::query::Query;
 use crate::api::state::ApiState;
@@ -60,9 +61,8 @@ fn origin(headers: &HeaderMap, is_tls: bool, domain: &str) -> String {
     ),
     responses(
         (status = 201, description = "The address", body = TemplateUpload),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-        (status = 503, description = "The platform keeps no files for builds", body = ErrorBody),
+        (status = 503, description = "The platform keeps no files for builds"),
+        NotOwnTemplate,
     )
 )]
 pub(crate) async fn get_template_upload(
@@ -128,9 +128,9 @@ impl ApiError {
     ),
     responses(
         (status = 200, description = "The files were stored"),
-        (status = 400, description = "A parameter is missing or invalid", body = ErrorBody),
-        (status = 403, description = "The address is not valid, or not any more", body = ErrorBody),
-        (status = 413, description = "The files are too large", body = ErrorBody),
+        (status = 400, description = "A parameter is missing or invalid"),
+        (status = 403, description = "The address is not valid, or not any more"),
+        (status = 413, description = "The files are too large"),
     )
 )]
 pub(crate) async fn put_template_upload(State(state): State<ApiState>, request: Request) -> Result<Response, ApiError> {

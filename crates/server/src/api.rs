@@ -8,6 +8,7 @@ mod address;
 mod api_keys;
 mod auth;
 mod body;
+mod describe;
 mod docs;
 mod error;
 mod injection_rules;
@@ -20,6 +21,7 @@ mod openapi;
 mod page;
 mod query;
 mod rate;
+
 mod sandboxes;
 mod secrets;
 mod signed;
@@ -52,6 +54,9 @@ use crate::health::Health;
 
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
 const ANSWER_BOUND: Duration = Duration::from_secs(70);
+
+/// Retry interval for a server that is not ready, in seconds. A start takes less, a drain and a start a little more.
+const READY_AFTER_S: u32 = 1;
 
 /// Time limit for uploading files for a build (the SDKs have the same).
 const UPLOAD_BOUND: Duration = Duration::from_secs(3600);
@@ -175,17 +180,58 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     security(),
     responses(
         (status = 200, description = "Sandboxes can be created", body = str, content_type = "text/plain"),
-        (
-            status = 503,
-            description = "The platform is starting or stopping, or its database does not answer",
-            body = ErrorBody,
-        ),
+        (status = 503, description = "The platform is starting or stopping, or its database does not answer"),
     )
 )]
 async fn check_health(State(health): State<Arc<Health>>) -> Result<&'static str, ApiError> {
     match health.has_database().await {
         true => Ok("Health check successful"),
         false => Err(ApiError::no_database()),
+    }
+}
+
+impl ApiError {
+    /// 404: no such route.
+    fn unknown_path(path: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("validation error: no operation is known at path {path}"),
+        )
+    }
+
+    /// 405: the route does not support this method.
+    fn wrong_method() -> Self {
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "validation error: the method is not allowed at this path",
+        )
+    }
+
+    /// The request was not answered in time: 504, or 500 for a request that may have changed something. SDKs retry
+    /// after a 504, and nothing must be created twice.
+    fn too_long(is_safe: bool) -> Self {
+        if is_safe {
+            return Self::new(StatusCode::GATEWAY_TIMEOUT, "the request could not be answered in time");
+        }
+        let why = "the request could not be answered in time, and it is not known whether it took effect";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+            .code("internal_server_error")
+            .should_retry(false)
+    }
+
+    /// 503: the server is starting or draining.
+    fn not_ready() -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the platform is not ready, try again in a moment",
+        )
+        .retry_after(READY_AFTER_S)
+    }
+
+    /// 503: the database does not answer.
+    fn no_database() -> Self {
+        let why = "the database of the platform does not answer: try again in a moment";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why).retry_after(READY_AFTER_S)
     }
 }
 

@@ -19,6 +19,7 @@ use crate::api;
 use crate::api::state::{ApiState, SandboxAccess, Services};
 use crate::authentication::Authenticator;
 use crate::builds::{BuildServices, Builds};
+use crate::creation::SandboxCreation;
 use crate::deadlines::Deadlines;
 use crate::health::Health;
 use crate::injections::Injections;
@@ -240,7 +241,10 @@ impl Server {
             sandboxes: Arc::clone(&sandboxes),
             registry: Arc::clone(&registry),
             secrets,
-            claims: Arc::clone(&claims),
+            creation: SandboxCreation {
+                sandboxes: Arc::clone(&sandboxes),
+                claims: Arc::clone(&claims),
+            },
             builds: Arc::clone(&builds),
             admission: Arc::clone(&admission),
             records: Arc::clone(&records),

@@ -102,6 +102,15 @@ impl OverQuota {
     }
 }
 
+/// A lifetime that a sandbox cannot have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidLifetime {
+    #[error("timeout must be greater than {}", least_s - 1)]
+    TooShort { least_s: u32 },
+    #[error("timeout cannot be greater than {} hours", f64::from(*longest_s) / 3600.0)]
+    TooLong { longest_s: u32 },
+}
+
 /// What one sandbox takes of its team's quota, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
@@ -117,6 +126,18 @@ impl TeamQuota {
             used: Mutex::default(),
             limits,
         }
+    }
+
+    /// The seconds that a sandbox is to live from now on, of which a request must ask for at least `least_s`.
+    pub(crate) fn lifetime(&self, seconds: u32, least_s: u32) -> Result<u32, InvalidLifetime> {
+        let longest_s = self.limits.max_lifetime_s;
+        if seconds < least_s {
+            return Err(InvalidLifetime::TooShort { least_s });
+        }
+        if seconds > longest_s {
+            return Err(InvalidLifetime::TooLong { longest_s });
+        }
+        Ok(seconds)
     }
 
     /// Reserves `share` if that exceeds no limit.

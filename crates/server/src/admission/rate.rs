@@ -5,6 +5,8 @@
 //! bucket will be full again. The clock is the wall clock, which may be set: when it is set back, a bucket is empty at
 //! worst, and never for longer than one period.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 
 use crate::clock::SECOND_US;
@@ -30,6 +32,27 @@ pub(crate) struct Level {
     pub(crate) full_in_s: u32,
     /// Seconds until there is a permit.
     pub(crate) next_in_s: u32,
+}
+
+/// The level that a client is told, passed from where a permit is taken to where the client is answered.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RateSlot(Arc<Mutex<Option<Level>>>);
+
+impl RateSlot {
+    /// Takes a permit and stores the level; the last one counts, which is that of the narrower limit.
+    ///
+    /// # Errors
+    /// When the bucket is empty.
+    pub(crate) fn take(&self, bucket: &Bucket, now_us: i64) -> Result<(), Level> {
+        let taken = bucket.take(now_us);
+        *self.0.lock() = Some(taken.unwrap_or_else(|level| level));
+        taken.map(|_| ())
+    }
+
+    /// The level that was stored last.
+    pub(crate) fn level(&self) -> Option<Level> {
+        *self.0.lock()
+    }
 }
 
 impl Bucket {

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::api_keys::{KeyName, ShownMask};
 use super::auth::{Caller, KeyPath};
 use super::body::RequiredBody;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::json::json;
 use crate::clock::{Clock, rfc3339};
 use crate::keys::NewKey;
@@ -48,7 +48,7 @@ pub(crate) async fn create_access_token(
     body: RequiredBody<KeyName>,
 ) -> Result<Response, ApiError> {
     let name = body.read()?.into_text();
-    let token = NewKey::access_token().map_err(|error| ApiError::internal().caused_by(error))?;
+    let token = NewKey::access_token().map_err(ApiError::failed)?;
     let row = AccessTokenRow {
         id: Uuid::now_v7().to_string(),
         user_id: caller.user,
@@ -78,7 +78,7 @@ pub(crate) async fn create_access_token(
     params(("accessTokenID" = inline(KeyPath), Path, description = "The id of the token.")),
     responses(
         (status = 204, description = "The token was deleted"),
-        (status = 404, description = "The caller has no such token", body = ErrorBody),
+        (status = 404, description = "The caller has no such token"),
     )
 )]
 pub(crate) async fn delete_access_token(

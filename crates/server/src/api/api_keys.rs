@@ -16,7 +16,7 @@ use super::auth::{Caller, KeyPath};
 use super::body::RequiredBody;
 use super::body::shape::body;
 use super::body::values::Name;
-use super::error::{ApiError, ErrorBody};
+use super::error::ApiError;
 use super::json::json;
 use crate::clock::{Clock, rfc3339};
 use crate::keys::NewKey;
@@ -140,7 +140,7 @@ pub(crate) async fn create_api_key(
     body: RequiredBody<KeyName>,
 ) -> Result<Response, ApiError> {
     let name = body.read()?.into_text();
-    let key = NewKey::api_key().map_err(|error| ApiError::internal().caused_by(error))?;
+    let key = NewKey::api_key().map_err(ApiError::failed)?;
     let row = ApiKeyRow {
         id: Uuid::now_v7().to_string(),
         team_id: caller.team,
@@ -169,7 +169,7 @@ pub(crate) async fn create_api_key(
     request_body(content = KeyName),
     responses(
         (status = 200, description = "The renamed key", body = TeamApiKey),
-        (status = 404, description = "The team has no such key", body = ErrorBody),
+        (status = 404, description = "The team has no such key"),
     )
 )]
 pub(crate) async fn rename_api_key(
@@ -193,7 +193,7 @@ pub(crate) async fn rename_api_key(
     params(("apiKeyID" = inline(KeyPath), Path, description = "The id of the key.")),
     responses(
         (status = 204, description = "The key was revoked"),
-        (status = 404, description = "The team has no such key", body = ErrorBody),
+        (status = 404, description = "The team has no such key"),
     )
 )]
 pub(crate) async fn delete_api_key(

@@ -9,20 +9,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequestParts, Path};
-use http::{HeaderMap, header, request};
+use http::{HeaderMap, HeaderValue, StatusCode, header, request};
 use model::id::{SandboxId, TeamId, UserId};
 use secrecy::SecretString;
-use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{ObjectBuilder, RefOr, Required, Schema, Type};
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 
+use super::describe::path_parameter;
 use super::error::ApiError;
-use super::rate::RateSlot;
 use super::signed::Signer;
 use super::state::ApiState;
 use crate::admission::quota::TeamQuota;
-use crate::authentication::Credential;
-use crate::keys::ACCESS_TOKEN_PREFIX;
+use crate::admission::rate::RateSlot;
+use crate::authentication::{AuthenticationError, Credential};
+use crate::creation::Creator;
+use crate::keys::{ACCESS_TOKEN_PREFIX, InvalidKey};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::registry::SandboxEntry;
 
 /// Header that carries the API key.
 pub(super) const API_KEY: &str = "x-api-key";
@@ -74,15 +78,20 @@ fn credential(headers: &HeaderMap) -> Result<Credential, ApiError> {
 }
 
 impl Caller {
-    /// Counts a create request against the rate limit of the team.
-    pub(crate) fn count_create(&self, now_us: i64) -> Result<(), ApiError> {
-        let Some(creates) = &self.quota.creates else {
-            return Ok(());
-        };
-        let taken = creates.take(now_us);
-        self.rate.set(taken.unwrap_or_else(|level| level));
-        taken.map_err(|level| ApiError::rate_limited("create requests per minute", level))?;
-        Ok(())
+    /// A sandbox of the team that this server can change.
+    pub(super) async fn sandbox(&self, sandboxes: &Sandboxes, id: &SandboxId) -> Result<Arc<SandboxEntry>, ApiError> {
+        let entry = sandboxes.entry_of_team(id, &self.team).await;
+        entry.map_err(|error| ApiError::absent(error, id))
+    }
+
+    /// The client on whose behalf sandboxes are created.
+    pub(super) fn creator(&self) -> Creator {
+        Creator {
+            team: self.team.clone(),
+            user: self.user.clone(),
+            quota: Arc::clone(&self.quota),
+            rate: self.rate.clone(),
+        }
     }
 }
 
@@ -109,9 +118,8 @@ impl FromRequestParts<ApiState> for Caller {
         let quota = state.admission.quota_of(&owner.team).await?;
         let rate = parts.extensions.get::<RateSlot>().cloned().unwrap_or_default();
         if let Some(requests) = &quota.requests {
-            let taken = requests.take(state.clock.now_us());
-            rate.set(taken.unwrap_or_else(|level| level));
-            taken.map_err(|level| ApiError::rate_limited("requests per second", level))?;
+            rate.take(requests, state.clock.now_us())
+                .map_err(|level| ApiError::rate_limited("requests per second", level))?;
         }
         if let Some(credential) = &credential {
             state.authenticator.record_use(credential, owner.credential);
@@ -140,18 +148,8 @@ pub(crate) struct SandboxPath(pub(crate) SandboxId);
 
 impl IntoParams for SandboxPath {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        let id = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .pattern(Some(SANDBOX_ID_PATTERN));
-        let parameter = ParameterBuilder::new()
-            .name("sandboxID")
-            .parameter_in(ParameterIn::Path)
-            .description(Some(
-                "The sandbox. A dash and an old client id may follow its id, and are ignored.",
-            ))
-            .required(Required::True)
-            .schema(Some(id));
-        vec![parameter.build()]
+        let about = "The sandbox. A dash and an old client id may follow its id, and are ignored.";
+        vec![path_parameter("sandboxID", Some(about), Some(SANDBOX_ID_PATTERN))]
     }
 }
 
@@ -196,5 +194,37 @@ impl<S: Send + Sync> FromRequestParts<S> for KeyPath {
             .filter(|_| is_usual)
             .ok_or_else(invalid)?;
         Ok(Self(id.to_string()))
+    }
+}
+
+impl ApiError {
+    /// 401: the credentials are missing or invalid.
+    pub(crate) fn unauthenticated(why: impl Into<String>) -> Self {
+        let challenge = HeaderValue::from_static("Bearer realm=\"ringfence\"");
+        Self::new(StatusCode::UNAUTHORIZED, why).header(header::WWW_AUTHENTICATE, challenge)
+    }
+
+    /// 404: the team does not exist, or is not the caller's.
+    pub(crate) fn no_team(id: impl std::fmt::Display) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("team \"{id}\" doesn't exist or you don't have access to it"),
+        )
+    }
+}
+
+impl From<AuthenticationError> for ApiError {
+    fn from(error: AuthenticationError) -> Self {
+        let why = match error {
+            AuthenticationError::Store(error) => return error.into(),
+            AuthenticationError::InvalidApiKey(InvalidKey::Prefix) => {
+                "authorization header is malformed: not an API key"
+            }
+            AuthenticationError::InvalidApiKey(InvalidKey::Digits) => "invalid API key: invalid format",
+            AuthenticationError::UnknownApiKey => "invalid API key: unknown key",
+            AuthenticationError::InvalidAccessToken(_) => "invalid access token: invalid format",
+            AuthenticationError::UnknownAccessToken => "invalid access token: unknown token",
+        };
+        Self::unauthenticated(why)
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body as HttpBody;
 use axum::extract::{FromRequest, Request};
-use http::{HeaderMap, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt as _;
 use model::limits::BODY_MAX_BYTES;
 use serde_json::{Map, Value};
@@ -166,4 +166,27 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.split(';').next())
         .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+impl ApiError {
+    /// 413: the body is over the limit.
+    pub(super) fn too_large(limit_bytes: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("request body is larger than {limit_bytes} bytes"),
+        )
+    }
+
+    /// 415: the body has another type than the endpoint takes.
+    pub(super) fn wrong_media_type(expected: &str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("header Content-Type must be {expected}"),
+        )
+    }
+
+    /// 408: the body did not arrive in time.
+    pub(super) fn too_slow() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request body did not arrive in time")
+    }
 }

@@ -13,13 +13,15 @@ use serde::Serialize;
 use store::Store;
 use store::error::StoreError;
 use store::injection_rules::{InjectionRuleChange, InjectionRuleRow};
-use utoipa::ToSchema;
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
 use super::body::RequiredBody;
 use super::body::shape::{Nullable, body};
 use super::body::values::Name;
-use super::error::{ApiError, ErrorBody};
+use super::describe::{error_sets, path_parameter};
+use super::error::ApiError;
 use super::injection_values::InjectionValue;
 use super::json::json;
 use super::state::ApiState;
@@ -138,9 +140,7 @@ struct InjectionRule {
 
 impl InjectionRule {
     fn new(injections: &Injections, caller: &RuleCaller, row: InjectionRuleRow) -> Result<Self, ApiError> {
-        let injection = injections
-            .open_rule(&row)
-            .map_err(|error| ApiError::internal().caused_by(error))?;
+        let injection = injections.open_rule(&row).map_err(ApiError::failed)?;
         Ok(Self {
             rule_id: row.id,
             name: row.name,
@@ -171,6 +171,12 @@ impl FromRequestParts<ApiState> for RuleCaller {
 /// The id of a rule in a path. Texts that no rule has as its id are ids of no rule.
 #[derive(Debug)]
 pub(crate) struct RulePath(String);
+
+impl IntoParams for RulePath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![path_parameter("ruleID", Some("The id of the rule."), None)]
+    }
+}
 
 impl<S: Send + Sync> FromRequestParts<S> for RulePath {
     type Rejection = ApiError;
@@ -220,7 +226,7 @@ pub(crate) async fn list_injection_rules(
     request_body(content = NewInjectionRule),
     responses(
         (status = 201, description = "The rule was saved", body = InjectionRule),
-        (status = 409, description = "The user has a rule with this name", body = ErrorBody),
+        (status = 409, description = "The user has a rule with this name"),
     )
 )]
 pub(crate) async fn create_injection_rule(
@@ -234,20 +240,19 @@ pub(crate) async fn create_injection_rule(
         name: Name(name),
         injection,
     } = body.read()?;
-    let injection = injection.0.injection().map_err(|error| error.within("injection"))?;
-    checked(&injections, &injection)?;
+    let injection = checked(&injections, injection)?;
     if store.injection_rule_count(&caller.0.user).await? >= INJECTION_RULES_MAX {
         let why = format!("you have {INJECTION_RULES_MAX} injection rules, the maximum: delete one first");
         return Err(ApiError::invalid(why));
     }
     let mut random = [0; ID_BYTES];
-    getrandom::fill(&mut random).map_err(|error| ApiError::internal().caused_by(error))?;
+    getrandom::fill(&mut random).map_err(ApiError::failed)?;
     let digits: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     let id = format!("{ID_PREFIX}{digits}");
     let now_us = clock.now_us();
     let sealed = injections.seal_rule(&id, &injection);
     let row = InjectionRuleRow {
-        injection_sealed: sealed.map_err(|error| ApiError::internal().caused_by(error))?,
+        injection_sealed: sealed.map_err(ApiError::failed)?,
         id,
         user_id: caller.0.user.clone(),
         name,
@@ -262,9 +267,20 @@ pub(crate) async fn create_injection_rule(
     json(StatusCode::CREATED, &InjectionRule::new(&injections, &caller, row)?)
 }
 
-fn checked(injections: &Injections, injection: &Injection) -> Result<(), ApiError> {
-    let checked = injections.check_one(injection);
+/// The injection of a request, if it is valid.
+fn checked(injections: &Injections, InjectionValue(settings): InjectionValue) -> Result<Injection, ApiError> {
+    let checked = settings.injection().and_then(|injection| {
+        injections.check_one(&injection)?;
+        Ok(injection)
+    });
     checked.map_err(|why| ApiError::invalid(format!("injection.{why}")))
+}
+
+error_sets! {
+    /// There is no such rule.
+    NoRule {
+        404 "The user has no such rule";
+    }
 }
 
 /// Returns a rule.
@@ -272,11 +288,8 @@ fn checked(injections: &Injections, injection: &Injection) -> Result<(), ApiErro
     get,
     path = "/injection-rules/{ruleID}",
     tag = "injection rules",
-    params(("ruleID" = String, Path, description = "The id of the rule.")),
-    responses(
-        (status = 200, description = "The rule", body = InjectionRule),
-        (status = 404, description = "The user has no such rule", body = ErrorBody),
-    )
+    params(RulePath),
+    responses((status = 200, description = "The rule", body = InjectionRule), NoRule)
 )]
 pub(crate) async fn get_injection_rule(
     State(store): State<Store>,
@@ -295,12 +308,12 @@ pub(crate) async fn get_injection_rule(
     put,
     path = "/injection-rules/{ruleID}",
     tag = "injection rules",
-    params(("ruleID" = String, Path, description = "The id of the rule.")),
+    params(RulePath),
     request_body(content = InjectionRuleUpdate),
     responses(
         (status = 200, description = "The changed rule", body = InjectionRule),
-        (status = 404, description = "The user has no such rule", body = ErrorBody),
-        (status = 409, description = "The user has another rule with this name", body = ErrorBody),
+        (status = 409, description = "The user has another rule with this name"),
+        NoRule,
     )
 )]
 pub(crate) async fn update_injection_rule(
@@ -314,16 +327,11 @@ pub(crate) async fn update_injection_rule(
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
     let name = body.name.0.map(|Name(name)| name);
-    let injection = body.injection.0.map(|InjectionValue(settings)| settings.injection());
-    let injection = injection.transpose().map_err(|error| error.within("injection"))?;
-    if let Some(injection) = &injection {
-        checked(&injections, injection)?;
-    }
+    let injection = body.injection.0.map(|injection| checked(&injections, injection));
+    let injection = injection.transpose()?;
     let sealed = injection.as_ref().map(|injection| injections.seal_rule(&id, injection));
     let change = InjectionRuleChange {
-        injection_sealed: sealed
-            .transpose()
-            .map_err(|error| ApiError::internal().caused_by(error))?,
+        injection_sealed: sealed.transpose().map_err(ApiError::failed)?,
         name,
         updated_us: clock.now_us(),
     };
@@ -342,11 +350,8 @@ pub(crate) async fn update_injection_rule(
     delete,
     path = "/injection-rules/{ruleID}",
     tag = "injection rules",
-    params(("ruleID" = String, Path, description = "The id of the rule.")),
-    responses(
-        (status = 204, description = "The rule was deleted"),
-        (status = 404, description = "The user has no such rule", body = ErrorBody),
-    )
+    params(RulePath),
+    responses((status = 204, description = "The rule was deleted"), NoRule)
 )]
 pub(crate) async fn delete_injection_rule(
     State(store): State<Store>,

@@ -38,9 +38,12 @@ body! {
 
 impl InjectionSettings {
     /// The injection, which is not checked yet.
-    pub(super) fn injection(self) -> Result<Injection, ApiError> {
+    ///
+    /// # Errors
+    /// With what is wrong, for the client.
+    pub(super) fn injection(self) -> Result<Injection, String> {
         if self.id.0.is_some() {
-            return Err(ApiError::invalid(format!("id: type {} does not have it", self.kind)));
+            return Err(format!("id: type {} does not have it", self.kind));
         }
         let secrets = |texts: Texts| {
             texts
@@ -60,13 +63,16 @@ impl InjectionSettings {
     }
 
     /// The injection or the reference, which is not checked yet.
-    pub(crate) fn item(self) -> Result<InjectionItem, ApiError> {
+    ///
+    /// # Errors
+    /// With what is wrong, for the client.
+    pub(super) fn item(self) -> Result<InjectionItem, String> {
         if self.kind != SAVED {
             return self.injection().map(InjectionItem::Own);
         }
         match self.id.0 {
             Some(id) => Ok(InjectionItem::Saved(SavedInjection::new(id))),
-            None => Err(ApiError::invalid("id: type id requires it")),
+            None => Err("id: type id requires it".to_owned()),
         }
     }
 }

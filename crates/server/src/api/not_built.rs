@@ -9,15 +9,15 @@ use axum::extract::RawPathParams;
 use axum::extract::State;
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::routing::{MethodFilter, on};
+use http::StatusCode;
 use model::id::SandboxId;
 use model::lifecycle;
-use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{ObjectBuilder, Required, Type};
+use utoipa::openapi::path::{HttpMethod, Operation, OperationBuilder, Parameter};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::auth::{Caller, SANDBOX_ID_PATTERN};
+use super::describe::{error, path_parameter};
 use super::error::ApiError;
-use super::openapi;
 use super::state::ApiState;
 
 /// An operation that is not built yet.
@@ -78,6 +78,14 @@ pub(super) fn add(mut router: OpenApiRouter<ApiState>) -> OpenApiRouter<ApiState
     router
 }
 
+impl ApiError {
+    /// 501: an operation that clients know and that is not built yet.
+    pub(super) fn not_built(what: &str, method: &str, path: &str) -> Self {
+        let why = format!("{what} is not built yet: this platform does not have {method} {path}");
+        Self::new(StatusCode::NOT_IMPLEMENTED, why).code("not_built")
+    }
+}
+
 /// The parameters of any path.
 type Parameters = Result<RawPathParams, RawPathParamsRejection>;
 
@@ -93,8 +101,7 @@ impl Check for Parameters {
             match name {
                 "sandboxID" => {
                     let id = SandboxId::from_path(text)?;
-                    let entry = state.sandboxes.entry_of_team(&id, &caller.team).await;
-                    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+                    let entry = caller.sandbox(&state.sandboxes, &id).await?;
                     if entry.state() != lifecycle::State::Running {
                         return Err(ApiError::no_sandbox(id));
                     }
@@ -114,7 +121,7 @@ fn operation(missing: &NotBuilt, method: &str) -> Operation {
         .summary(Some(format!("Not built yet: {}", missing.what)))
         .response(
             "501",
-            openapi::error(&format!("This platform does not have {method} {} yet", missing.path)),
+            error(&format!("This platform does not have {method} {} yet", missing.path)),
         );
     for name in missing
         .path
@@ -124,10 +131,7 @@ fn operation(missing: &NotBuilt, method: &str) -> Operation {
         operation = operation.parameter(parameter(name));
     }
     if missing.path.contains("{sandboxID}") {
-        operation = operation.response(
-            "404",
-            openapi::error("The team has no such sandbox, or it is not running"),
-        );
+        operation = operation.response("404", error("The team has no such sandbox, or it is not running"));
     }
     operation.build()
 }
@@ -137,11 +141,5 @@ fn parameter(name: &str) -> Parameter {
         "sandboxID" => SANDBOX_ID_PATTERN,
         _ => "^[A-Za-z0-9_.:-]+$",
     };
-    let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern));
-    ParameterBuilder::new()
-        .name(name)
-        .parameter_in(ParameterIn::Path)
-        .required(Required::True)
-        .schema(Some(text))
-        .build()
+    path_parameter(name, None, Some(pattern))
 }

@@ -1,8 +1,9 @@
 //! The OpenAPI document, generated from the router: every route is added together with its operation, so that none is
 //! undocumented.
 //!
-//! The responses of a handler are declared next to it. The responses of the layers around it (authentication, body
-//! limits, panics) are added here, to every operation that can have them. A schema describes what is accepted: keys
+//! The responses of a handler are declared next to it, those of several handlers as sets ([`super::describe`]). The
+//! responses of the layers around it (authentication, body limits, panics) are added here, to every operation that can have
+//! them, and so is the body that all errors have. A schema describes what is accepted: keys
 //! that this platform does not support are not part of it, and are refused by name.
 
 use axum::Extension;
@@ -14,9 +15,10 @@ use serde_json::{Value, json};
 use utoipa::OpenApi as _;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, ResponseBuilder};
+use utoipa::openapi::{Components, OpenApi, RefOr};
 
 use super::body::values::LIFETIME;
+use super::describe::{error, error_content};
 use super::error::ErrorBody;
 
 /// Names of the security schemes.
@@ -141,6 +143,15 @@ fn add_common_answers(operation: &mut Operation) {
     for (status, description) in answers {
         add(operation, status, description);
     }
+    for (status, response) in &mut operation.responses.responses {
+        if let RefOr::T(response) = response
+            && status.as_str() >= "400"
+            && response.content.is_empty()
+        {
+            let (kind, content) = error_content();
+            response.content.insert(kind.to_owned(), content.into());
+        }
+    }
 }
 
 /// Adds an error that the operation does not describe itself.
@@ -149,15 +160,6 @@ fn add(operation: &mut Operation, status: u16, description: &str) {
     responses
         .entry(status.to_string())
         .or_insert_with(|| error(description).into());
-}
-
-/// An error response.
-pub(super) fn error(description: &str) -> utoipa::openapi::Response {
-    let schema = Ref::from_schema_name("Error");
-    ResponseBuilder::new()
-        .description(description)
-        .content("application/json", ContentBuilder::new().schema(Some(schema)).build())
-        .build()
 }
 
 /// The document as it is served.

@@ -17,6 +17,14 @@ use crate::clock::{parse_rfc3339, rfc3339};
 
 const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
 
+/// Cuts what was found to a page. Returns `true` if there is more, for which one more than a page has was looked for.
+pub(super) fn cut<T>(found: &mut Vec<T>, limit: u32) -> bool {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let has_more = found.len() > limit;
+    found.truncate(limit);
+    has_more
+}
+
 /// Adds the token of the next page to a response, if there is one.
 pub(super) fn with_next<I: Display>(
     mut response: Response,
@@ -25,7 +33,7 @@ pub(super) fn with_next<I: Display>(
 ) -> Result<Response, ApiError> {
     if let Some((at_us, id)) = next {
         let value = HeaderValue::try_from(token(at_us, id, order));
-        let value = value.map_err(|error| ApiError::internal().caused_by(error))?;
+        let value = value.map_err(ApiError::failed)?;
         response.headers_mut().insert(NEXT_TOKEN, value);
     }
     Ok(response)

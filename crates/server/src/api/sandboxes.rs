@@ -4,6 +4,7 @@
 //! form works with all of them.
 
 pub(super) mod create;
+mod error;
 pub(super) mod fork;
 mod idempotency;
 pub(super) mod injections;

@@ -9,13 +9,15 @@ use serde::Serialize;
 use store::Store;
 use store::sandboxes::Order;
 use store::secrets::SecretRow;
-use utoipa::ToSchema;
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
 use super::body::RequiredBody;
 use super::body::shape::body;
 use super::body::values::Texts;
-use super::error::{ApiError, ErrorBody};
+use super::describe::{error_sets, path_parameter};
+use super::error::ApiError;
 use super::json::json;
 use super::page::with_next;
 use super::query::shape::Params;
@@ -82,6 +84,13 @@ impl From<SecretRow> for Secret {
 #[derive(Debug)]
 pub(crate) struct SecretPath(String);
 
+impl IntoParams for SecretPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let about = "The id or the name of the secret";
+        vec![path_parameter("secretID", Some(about), Some("^[^/{}]+$"))]
+    }
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for SecretPath {
     type Rejection = ApiError;
 
@@ -100,9 +109,14 @@ impl ApiError {
             SecretError::Store(error) => error.into(),
             SecretError::Invalid(why) => Self::invalid(why),
             SecretError::Taken => Self::taken(format!("secret \"{secret}\" already exists")),
-            SecretError::TooMany => Self::secret_limit(SECRETS_OF_TEAM_MAX),
+            SecretError::TooMany => {
+                let why = format!("your team is limited to {SECRETS_OF_TEAM_MAX} secrets: delete one first");
+                Self::new(StatusCode::TOO_MANY_REQUESTS, why)
+                    .code("secret_limit_reached")
+                    .should_retry(false)
+            }
             SecretError::Unknown => Self::no_key("secret", secret),
-            SecretError::Seal(error) => Self::internal().caused_by(error),
+            SecretError::Seal(error) => Self::failed(error),
         }
     }
 }
@@ -141,8 +155,7 @@ pub(crate) async fn list_secrets(
         let after = page.after::<String>()?;
         let after = after.as_ref().map(|(created_us, id)| (*created_us, id.as_str()));
         let mut rows = store.secret_list(&caller.team, after, page.wanted()).await?;
-        let more = rows.len() > page.len();
-        rows.truncate(page.len());
+        let more = page.cut(&mut rows);
         let next = rows.last().filter(|_| more);
         let next = next.map(|row| (row.created_us, row.id.clone()));
         let secrets: Vec<Secret> = rows.into_iter().map(Secret::from).collect();
@@ -159,8 +172,8 @@ pub(crate) async fn list_secrets(
     request_body(content = NewSecret),
     responses(
         (status = 201, description = "The secret, without its value", body = Secret),
-        (status = 409, description = "The team has a secret with this name", body = ErrorBody),
-        (status = 429, description = "The team has as many secrets as it can have", body = ErrorBody),
+        (status = 409, description = "The team has a secret with this name"),
+        (status = 429, description = "The team has as many secrets as it can have"),
     )
 )]
 pub(crate) async fn create_secret(
@@ -182,16 +195,20 @@ pub(crate) async fn create_secret(
     .await
 }
 
+error_sets! {
+    /// There is no such secret.
+    NoSecret {
+        404 "The team has no such secret";
+    }
+}
+
 /// Returns a secret, without its value.
 #[utoipa::path(
     get,
     path = "/secrets/{secretID}",
     tag = "secrets",
-    params(("secretID" = String, Path, description = "The id or the name of the secret", pattern = "^[^/{}]+$")),
-    responses(
-        (status = 200, description = "The secret, without its value", body = Secret),
-        (status = 404, description = "The team has no such secret", body = ErrorBody),
-    )
+    params(SecretPath),
+    responses((status = 200, description = "The secret, without its value", body = Secret), NoSecret)
 )]
 pub(crate) async fn get_secret(
     State(secrets): State<Arc<Secrets>>,
@@ -211,12 +228,9 @@ pub(crate) async fn get_secret(
     post,
     path = "/secrets/{secretID}",
     tag = "secrets",
-    params(("secretID" = String, Path, description = "The id or the name of the secret", pattern = "^[^/{}]+$")),
+    params(SecretPath),
     request_body(content = SecretUpdate),
-    responses(
-        (status = 200, description = "The secret, without its value", body = Secret),
-        (status = 404, description = "The team has no such secret", body = ErrorBody),
-    )
+    responses((status = 200, description = "The secret, without its value", body = Secret), NoSecret)
 )]
 pub(crate) async fn update_secret(
     State(secrets): State<Arc<Secrets>>,
@@ -241,11 +255,8 @@ pub(crate) async fn update_secret(
     delete,
     path = "/secrets/{secretID}",
     tag = "secrets",
-    params(("secretID" = String, Path, description = "The id or the name of the secret", pattern = "^[^/{}]+$")),
-    responses(
-        (status = 204, description = "The secret was deleted"),
-        (status = 404, description = "The team has no such secret", body = ErrorBody),
-    )
+    params(SecretPath),
+    responses((status = 204, description = "The secret was deleted"), NoSecret)
 )]
 pub(crate) async fn delete_secret(
     State(secrets): State<Arc<Secrets>>,

@@ -12,6 +12,7 @@ use crate::admission::AdmissionControl;
 use crate::authentication::Authenticator;
 use crate::builds::Builds;
 use crate::clock::Clock;
+use crate::creation::SandboxCreation;
 use crate::health::Health;
 use crate::injections::Injections;
 use crate::keys::TokenSeed;
@@ -20,7 +21,6 @@ use crate::metrics::Metrics;
 use crate::readers::Readers;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::registry::Registry;
 use crate::secrets::Secrets;
 use crate::signature::Signatures;
@@ -67,7 +67,7 @@ services! {
     sandboxes: Arc<Sandboxes>,
     registry: Arc<Registry>,
     secrets: Arc<Secrets>,
-    claims: Arc<Claims>,
+    creation: SandboxCreation,
     builds: Arc<Builds>,
     admission: Arc<AdmissionControl>,
     authenticator: Arc<Authenticator>,

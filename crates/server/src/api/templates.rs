@@ -5,6 +5,7 @@
 
 pub(crate) mod build;
 pub(crate) mod cancel;
+mod error;
 pub(crate) mod files;
 pub(crate) mod history;
 pub(crate) mod manage;
@@ -26,16 +27,19 @@ use store::Store;
 use store::builds::{BuildCursor, BuildRow, BuildStatus};
 use store::sandboxes::Order;
 use store::templates::{TemplateOverview, TemplateRow};
-use utoipa::ToSchema;
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
-use super::error::{ApiError, ErrorBody};
+use super::describe::path_parameter;
+use super::error::ApiError;
 use super::json::json;
-use super::page::{parse_token, with_next};
+use super::page::{cut, parse_token, with_next};
 use super::query::shape::{PageLimit, Params, Text, query};
 use crate::builds::Builds;
 use crate::clock::rfc3339;
 use crate::templates::TemplateName;
+use error::NoTemplate;
 
 /// The build id of a template without a build: clients parse it as an id before they check `buildStatus`.
 const NO_BUILD: &str = "00000000-0000-0000-0000-000000000000";
@@ -228,14 +232,15 @@ impl PageParameters {
         self.limit.saturating_add(1)
     }
 
+    /// Cuts what was found to a page. Returns `true` if there is more.
+    pub(super) fn cut<T>(&self, found: &mut Vec<T>) -> bool {
+        cut(found, self.limit)
+    }
+
     /// The time and the id of the last item of the previous page.
     pub(super) fn after<I: FromStr>(&self) -> Result<Option<(i64, I)>, ApiError> {
         let token = self.next_token.as_deref().filter(|token| !token.is_empty());
         token.map(|token| parse_token(token, Order::Desc)).transpose()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        usize::try_from(self.limit).unwrap_or(usize::MAX)
     }
 }
 
@@ -295,6 +300,16 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     }
 }
 
+/// The template of a path, in the description of operations that read it.
+pub(crate) struct TemplateParameter;
+
+impl IntoParams for TemplateParameter {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let about = "The id or a name of the template";
+        vec![path_parameter("templateID", Some(about), Some("^[A-Za-z0-9_-]+$"))]
+    }
+}
+
 /// The templates visible to a team, and the namespace of the team.
 async fn overviews(
     store: &Store,
@@ -330,7 +345,7 @@ async fn usable_overviews(
     tag = "templates",
     responses(
         (status = 200, description = "The templates", body = Vec<Template>),
-        (status = 400, description = "`teamID` names another team", body = ErrorBody),
+        (status = 400, description = "`teamID` names another team"),
     )
 )]
 pub(crate) async fn list_templates_v1(
@@ -377,8 +392,7 @@ pub(crate) async fn list_templates(
         let last = (is_own, Reverse((created_us, id)));
         found.retain(|row| rank(row) > last);
     }
-    let more = found.len() > page.len();
-    found.truncate(page.len());
+    let more = page.cut(&mut found);
     let next = found.last().filter(|_| more).map(place);
     let all: Vec<Template> = found.into_iter().map(|row| Template::new(row, &team)).collect();
     with_next(json(StatusCode::OK, &all)?, next, Order::Desc)
@@ -410,11 +424,7 @@ pub(crate) async fn list_default_templates(
     path = "/templates/{templateID}",
     tag = "templates",
     params(
-        (
-            "templateID" = String, Path,
-            description = "The id or a name of the template",
-            pattern = "^[A-Za-z0-9_-]+$",
-        ),
+        TemplateParameter,
         PageParameters,
     ),
     responses(
@@ -424,7 +434,7 @@ pub(crate) async fn list_default_templates(
             body = TemplateWithBuilds,
             headers(("X-Next-Token" = String, description = "Token of the next builds; absent on the last page")),
         ),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
+        NoTemplate,
     )
 )]
 pub(crate) async fn get_template(
@@ -442,8 +452,7 @@ pub(crate) async fn get_template(
         return Err(ApiError::unknown_template(&text));
     };
     let mut rows = store.build_list(&row.id, after.as_ref(), page.wanted()).await?;
-    let more = rows.len() > page.len();
-    rows.truncate(page.len());
+    let more = page.cut(&mut rows);
     let lost = builds.lost(&rows).await;
     for build in rows.iter_mut().filter(|build| lost.contains_key(&build.id)) {
         build.status = BuildStatus::Failed;
@@ -469,9 +478,9 @@ pub(crate) async fn get_template(
     )),
     responses(
         (status = 200, description = "The template of the name", body = TemplateAlias),
-        (status = 400, description = "The namespace is not that of the team", body = ErrorBody),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team can use no template with this name", body = ErrorBody),
+        (status = 400, description = "The namespace is not that of the team"),
+        (status = 403, description = "The template belongs to another team"),
+        (status = 404, description = "The team can use no template with this name"),
     )
 )]
 pub(crate) async fn get_template_alias(
@@ -481,10 +490,7 @@ pub(crate) async fn get_template_alias(
 ) -> Result<Response, ApiError> {
     let name = TemplateName::parse(&text)?;
     if !name.is_own(&store, &caller.team).await? {
-        return Err(ApiError::invalid(format!(
-            "namespace \"{}\" is not that of your team",
-            name.namespace.unwrap_or_default()
-        )));
+        return Err(ApiError::foreign_namespace(&name));
     }
     let unknown = || ApiError::unknown_template(&text);
     let row = name.resolve(&store, &caller.team).await?.ok_or_else(unknown)?;

@@ -91,16 +91,6 @@ pub(crate) struct BuildContext {
 }
 
 impl BuildContext {
-    /// An id for a sandbox.
-    ///
-    /// # Errors
-    /// When the kernel provides no random bytes.
-    pub(crate) fn new_sandbox_id(&self) -> Result<SandboxId, getrandom::Error> {
-        let mut random = [0; 20];
-        getrandom::fill(&mut random)?;
-        Ok(SandboxId::from_random(&random))
-    }
-
     /// Starts a sandbox, which has no row: no client can see it, and a restart of the platform ends it. It counts as one
     /// of the host, and waits while the host has no capacity for it.
     pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, StartError> {

@@ -13,6 +13,7 @@ use super::Builds;
 use super::objects::ObjectError;
 use super::recipe::{BuildSpec, SnapshotMemory, layers_of};
 use crate::chain::Chain;
+use crate::ids::new_template_id;
 
 /// A snapshot to make of a copied disk.
 #[derive(Debug)]
@@ -102,11 +103,9 @@ impl Builds {
         };
         self.keep_layers(layers_of(&spec.image)).await?;
 
-        let mut random = [0; 20];
-        getrandom::fill(&mut random)?;
         let new = NewSnapshot {
             team: source.team,
-            template: TemplateId::from_random(&random),
+            template: new_template_id()?,
             alias: source.alias,
             tag: source.tag,
             build,

@@ -22,6 +22,7 @@ use super::Builds;
 use super::context::Pins;
 use super::objects::ObjectError;
 use super::recipe::{BuildSpec, layers_of};
+use crate::ids::new_template_id;
 use crate::layers::LAYER_MAX;
 use crate::templates::{TemplateName, new_tag};
 
@@ -165,13 +166,12 @@ impl Builds {
         let spec_json = serde_json::to_string(&manifest.config.clone().without_memory())
             .or_else(|_| refused("the configuration in the file cannot be stored"))?;
 
-        let mut random = [0; 20];
-        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        let template = new_template_id().map_err(std::io::Error::other)?;
         let build = BuildId::try_from(Uuid::new_v4().to_string()).map_err(std::io::Error::other)?;
         let now_us = self.clock.now_us();
         let new = NewBuild {
             team: to.team,
-            target: BuildTarget::Alias(TemplateId::from_random(&random)),
+            target: BuildTarget::Alias(template),
             alias: Some(name.name),
             tags: vec![tag],
             build: build.clone(),

@@ -23,6 +23,7 @@ use crate::agent::{Agent, AgentError};
 use crate::builds::recipe::BuildSpec;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
+use crate::ids::new_sandbox_id;
 use crate::outcome::PoolEnd;
 use crate::start_command::{Waiting, become_ready};
 
@@ -456,10 +457,4 @@ impl State {
             }
         })
     }
-}
-
-fn new_sandbox_id() -> Result<SandboxId, getrandom::Error> {
-    let mut random = [0; 20];
-    getrandom::fill(&mut random)?;
-    Ok(SandboxId::from_random(&random))
 }

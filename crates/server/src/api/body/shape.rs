@@ -389,7 +389,7 @@ mod tests {
 
     fn read(body: &Value) -> Result<Sample, String> {
         let map = body.as_object().expect("an object");
-        <Sample as Body>::read(map, &FieldPath::BODY).map_err(|fault| fault.message().to_owned())
+        <Sample as Body>::read(map, &FieldPath::BODY).map_err(|fault| fault.message)
     }
 
     #[test]

@@ -19,6 +19,7 @@ use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, KnownFormat, S
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 
 use super::shape::{BodyValue, Components, Field, FieldPath, body};
+use crate::admission::quota::TeamQuota;
 use crate::api::error::ApiError;
 
 /// Marks a timeout in a schema whose maximum is configured by the operator.
@@ -213,25 +214,21 @@ impl<const MAX: usize> BodyValue for ShortString<MAX> {
 }
 
 /// The timeout of a sandbox, in seconds: at least `MIN`, and at most the maximum lifetime of its team. The latter is
-/// known only after authentication, so the value is only available through [`Self::within`].
+/// known only after authentication, and is checked by [`Self::within`] or by what the value is handed to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lifetime<const MIN: u32>(u32);
 
 impl<const MIN: u32> Lifetime<MIN> {
-    /// The seconds, if they are within the limits.
-    pub(crate) fn within(self, longest_s: u32) -> Result<u32, ApiError> {
-        let Self(seconds) = self;
-        if seconds < MIN {
-            let least = MIN - 1;
-            return Err(ApiError::invalid(format!("timeout must be greater than {least}")));
-        }
-        if seconds > longest_s {
-            let hours = f64::from(longest_s) / 3600.0;
-            return Err(ApiError::invalid(format!(
-                "timeout cannot be greater than {hours} hours"
-            )));
-        }
-        Ok(seconds)
+    /// The seconds, if they are within the limits of the team.
+    pub(crate) fn within(self, quota: &TeamQuota) -> Result<u32, ApiError> {
+        quota
+            .lifetime(self.0, MIN)
+            .map_err(|error| ApiError::invalid(error.to_string()))
+    }
+
+    /// The seconds, which are not checked yet.
+    pub(crate) fn unchecked(self) -> u32 {
+        self.0
     }
 }
 

@@ -1,7 +1,5 @@
 //! `POST /sandboxes/{sandboxID}/fork`.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
@@ -10,15 +8,21 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::ConnectionInfo;
-use super::create::random_id;
+use super::error::NoSandbox;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::OptionalBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::{Lifetime, Within};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::{ApiError, ErrorBody, SOON_S};
 use crate::api::json::json;
 use crate::api::state::ApiState;
-use crate::sandboxes::fork::ForkRequest;
+use crate::ids::new_sandbox_id;
+use crate::sandboxes::backoff::TooEarly;
+use crate::sandboxes::change::ChangeError;
+use crate::sandboxes::fork::{ChildError, ForkError, ForkRequest};
+
+/// Retry interval for a host without space, or that is busy with other forks, in seconds.
+const BUSY_AFTER_S: u32 = 10;
 
 body! {
     /// Parameters for forking a sandbox.
@@ -57,19 +61,19 @@ pub(crate) struct ForkResult {
     request_body(content = Option<ForkSandbox>),
     responses(
         (status = 201, description = "What became of each sandbox", body = Vec<ForkResult>),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
         (
             status = 409,
-            description = "The sandbox is paused, or being paused, resumed or killed, or something in it cannot be copied",
-            body = ErrorBody,
+            description = "The sandbox is paused, or being paused, resumed or killed, or something in it cannot be \
+                           copied",
         ),
-        (status = 429, description = "The team is at one of its limits", body = ErrorBody),
-        (status = 501, description = "The host cannot copy processes", body = ErrorBody),
+        (status = 429, description = "The team is at one of its limits"),
+        (status = 501, description = "The host cannot copy processes"),
         (
             status = 503,
-            description = "The host has no space for the copies or is busy with others, or it failed; the sandbox runs on",
-            body = ErrorBody,
+            description = "The host has no space for the copies or is busy with others, or it failed; the sandbox \
+                           runs on",
         ),
+        NoSandbox,
     )
 )]
 pub(crate) async fn fork_sandbox(
@@ -79,28 +83,30 @@ pub(crate) async fn fork_sandbox(
     body: OptionalBody<ForkSandbox>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
-    let limits = &caller.quota.limits;
-    let timeout_s = body.timeout.within(limits.max_lifetime_s)?;
+    let timeout_s = body.timeout.within(&caller.quota)?;
     let Within(count) = body.count;
-    if let Some(limit) = limits.sandboxes.filter(|limit| count >= *limit) {
+    if let Some(limit) = caller.quota.limits.sandboxes.filter(|limit| count >= *limit) {
         return Err(ApiError::invalid(format!(
             "count must be less than {limit}, the number of sandboxes that your team can have: the forked one counts as well"
         )));
     }
     let sandboxes = &state.sandboxes;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(sandboxes, &id).await?;
     if entry.lifecycle().auto_pause {
         caller.quota.check_auto_pause()?;
     }
-    let ids = (0..count).map(|_| random_id()).collect::<Result<Vec<_>, _>>()?;
+    let ids = (0..count).map(|_| new_sandbox_id()).collect::<Result<Vec<_>, _>>();
+    let ids = ids.map_err(ApiError::failed)?;
+    let creator = caller.creator();
     // Each is a sandbox that is created.
     for _ in 0..count {
-        caller.count_create(state.clock.now_us())?;
+        creator
+            .count(state.clock.now_us())
+            .map_err(ApiError::creating_too_often)?;
     }
     let request = ForkRequest {
-        user: caller.user.clone(),
-        quota: Arc::clone(&caller.quota),
+        user: creator.user,
+        quota: creator.quota,
         timeout_s,
         ids,
     };
@@ -117,4 +123,64 @@ pub(crate) async fn fork_sandbox(
         },
     });
     json(StatusCode::CREATED, &results.collect::<Vec<_>>())
+}
+
+impl ApiError {
+    /// The response when a sandbox was not forked. It runs on, unless something else has ended it.
+    fn not_forked(error: ForkError, id: impl std::fmt::Display) -> Self {
+        match error {
+            ForkError::Store(error) => error.into(),
+            ForkError::State(ChangeError::Changing(verb)) => Self::changing(id, verb),
+            ForkError::State(ChangeError::Stopping) => Self::stopping(id),
+            ForkError::State(_) => Self::no_sandbox(id),
+            ForkError::Paused => {
+                let why = format!("sandbox \"{id}\" is paused: resume it first");
+                Self::new(StatusCode::CONFLICT, why)
+            }
+            ForkError::TooEarly(TooEarly { why, wait_s }) => {
+                let why = format!(
+                    "sandbox \"{id}\" could not be forked lately, and is not copied again for {wait_s} s; it runs on: {why}"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+                    .code("sandbox_fork_delayed")
+                    .retry_after(wait_s)
+            }
+            ForkError::Refused(why) => {
+                let why = format!("sandbox \"{id}\" cannot be forked as it is now, and runs on: {why}");
+                Self::new(StatusCode::CONFLICT, why).code("sandbox_not_forkable")
+            }
+            ForkError::Unsupported(_) => Self::new(
+                StatusCode::NOT_IMPLEMENTED,
+                "this host cannot fork sandboxes: that needs CRIU and the freezer of cgroup v2, and its operator finds what \
+                 is missing with `ringfence doctor`",
+            )
+            .code("not_supported")
+            .caused_by(error),
+            ForkError::NoCapacity(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "the host has no space for copies of sandbox \"{id}\", or is busy with others: the sandbox runs on, try \
+                     again later"
+                ),
+            )
+            .code("fork_capacity_unavailable")
+            .retry_after(BUSY_AFTER_S)
+            .caused_by(error),
+            ForkError::Seal(_) | ForkError::Failed(_) | ForkError::TaskFailed => {
+                let why = format!("sandbox \"{id}\" could not be forked, and runs on: try again");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+                    .retry_after(SOON_S)
+                    .caused_by(error)
+            }
+        }
+    }
+}
+
+impl From<ChildError> for ApiError {
+    fn from(error: ChildError) -> Self {
+        match error {
+            ChildError::Admission(error) => error.into(),
+            ChildError::Create(error) => error.into(),
+        }
+    }
 }

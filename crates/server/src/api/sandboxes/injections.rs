@@ -11,11 +11,12 @@ use model::secret::Secret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::error::{NotChanged, NotRunning};
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::body;
 use crate::api::body::values::List;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::injection_rules::ShownInjection;
 use crate::api::injection_values::ItemValue;
 use crate::api::json::json;
@@ -47,19 +48,18 @@ struct ShownInjections {
 }
 
 /// The injections of a request, which are not checked yet.
-pub(super) fn items(settings: List<ItemValue, 0, ATTACHMENTS_MAX>) -> Result<Vec<InjectionItem>, ApiError> {
+///
+/// # Errors
+/// With what is wrong, for the client.
+pub(super) fn items(settings: List<ItemValue, 0, ATTACHMENTS_MAX>) -> Result<Vec<InjectionItem>, String> {
     let List(settings) = settings;
     let items = settings.into_iter().enumerate();
-    let items = items.map(|(index, one)| {
-        one.0
-            .item()
-            .map_err(|error| error.within(&format!("injections[{index}]")))
-    });
+    let items = items.map(|(index, ItemValue(one))| one.item().map_err(|why| format!("injections[{index}].{why}")));
     items.collect()
 }
 
 /// The response to injections that are refused.
-pub(super) fn refused(error: RefusedInjections) -> ApiError {
+fn refused(error: RefusedInjections) -> ApiError {
     match error {
         RefusedInjections::Store(error) => error.into(),
         RefusedInjections::Invalid(why) => ApiError::invalid(why),
@@ -72,18 +72,14 @@ pub(super) fn refused(error: RefusedInjections) -> ApiError {
     path = "/sandboxes/{sandboxID}/injections",
     tag = "sandboxes",
     params(SandboxPath),
-    responses(
-        (status = 200, description = "The injections", body = ShownInjections),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
-    )
+    responses((status = 200, description = "The injections", body = ShownInjections), NotRunning)
 )]
 pub(crate) async fn get_sandbox_injections(
     State(sandboxes): State<Arc<Sandboxes>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Response, ApiError> {
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    entry.map_err(|error| ApiError::absent(error, &id))?;
+    caller.sandbox(&sandboxes, &id).await?;
     let injections = sandboxes.injections.of_sandbox(&id).await?;
     let items = injections.map(|injections| injections.items).unwrap_or_default();
     let injections = items.iter().map(ShownInjection::of_item).collect();
@@ -97,11 +93,7 @@ pub(crate) async fn get_sandbox_injections(
     tag = "sandboxes",
     params(SandboxPath),
     request_body(content = SandboxInjectionsUpdate),
-    responses(
-        (status = 204, description = "The sandbox has these injections"),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
-    )
+    responses((status = 204, description = "The sandbox has these injections"), NotChanged)
 )]
 pub(crate) async fn set_sandbox_injections(
     State(sandboxes): State<Arc<Sandboxes>>,
@@ -110,13 +102,10 @@ pub(crate) async fn set_sandbox_injections(
     body: RequiredBody<SandboxInjectionsUpdate>,
 ) -> Result<StatusCode, ApiError> {
     let injections = SandboxInjections {
-        user: caller.user,
-        items: items(body.read()?.injections)?,
+        user: caller.user.clone(),
+        items: items(body.read()?.injections).map_err(ApiError::invalid)?,
     };
-    let entry = sandboxes
-        .entry_of_team(&id, &caller.team)
-        .await
-        .map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     sandboxes.injections.check(&injections).await.map_err(refused)?;
     sandboxes
         .set_injections(&entry, InjectionUpdate::Replace(injections))
@@ -132,11 +121,7 @@ pub(crate) async fn set_sandbox_injections(
     tag = "sandboxes",
     params(SandboxPath),
     request_body(content = SandboxToken),
-    responses(
-        (status = 204, description = "The sandbox has this token"),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
-    )
+    responses((status = 204, description = "The sandbox has this token"), NotChanged)
 )]
 pub(crate) async fn set_sandbox_token(
     State(sandboxes): State<Arc<Sandboxes>>,
@@ -147,10 +132,7 @@ pub(crate) async fn set_sandbox_token(
     let token = Secret::new(body.read()?.token);
     model::injection::spec::check_secret("authorization_token", &token)
         .map_err(|error| ApiError::invalid(error.to_string()))?;
-    let entry = sandboxes
-        .entry_of_team(&id, &caller.team)
-        .await
-        .map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     sandboxes
         .set_injections(&entry, InjectionUpdate::Token(token))
         .await

@@ -11,7 +11,8 @@ use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::shape::body;
 use crate::api::body::values::Count;
 use crate::api::body::{OptionalBody, RequiredBody};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::describe::error_sets;
+use crate::api::error::ApiError;
 use crate::clock::SECOND_US;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::deadline::Deadline;
@@ -33,6 +34,14 @@ body! {
     }
 }
 
+error_sets! {
+    /// The deadline of a sandbox was not changed.
+    DeadlineNotChanged {
+        404 "The team has no such sandbox, or it is not running";
+        409 "The sandbox is being killed, paused or resumed";
+    }
+}
+
 /// Sets the deadline to exactly `timeout` seconds from now, earlier or later than before.
 #[utoipa::path(
     post,
@@ -40,11 +49,7 @@ body! {
     tag = "sandboxes",
     params(SandboxPath),
     request_body(content = SandboxTimeout),
-    responses(
-        (status = 204, description = "The timeout was set"),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed, paused or resumed", body = ErrorBody),
-    )
+    responses((status = 204, description = "The timeout was set"), DeadlineNotChanged)
 )]
 pub(crate) async fn set_sandbox_timeout(
     State(sandboxes): State<Arc<Sandboxes>>,
@@ -64,11 +69,7 @@ pub(crate) async fn set_sandbox_timeout(
     tag = "sandboxes",
     params(SandboxPath),
     request_body(content = Option<SandboxRefresh>),
-    responses(
-        (status = 204, description = "The sandbox has at least this timeout"),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed, paused or resumed", body = ErrorBody),
-    )
+    responses((status = 204, description = "The sandbox has at least this timeout"), DeadlineNotChanged)
 )]
 pub(crate) async fn refresh_sandbox(
     State(sandboxes): State<Arc<Sandboxes>>,
@@ -90,10 +91,7 @@ async fn change(
     seconds: u32,
     deadline: fn(i64) -> Deadline,
 ) -> Result<SandboxRow, ApiError> {
-    let entry = sandboxes
-        .entry_of_team(&id, &caller.team)
-        .await
-        .map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(sandboxes, &id).await?;
     let wanted_us = sandboxes.clock.now_us() + i64::from(seconds) * SECOND_US;
     sandboxes
         .set_deadline(&entry, deadline(wanted_us.min(entry.max_end_us())))

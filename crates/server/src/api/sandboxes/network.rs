@@ -13,6 +13,7 @@ use model::secret::Secret;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::error::NotChanged;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
@@ -20,8 +21,9 @@ use crate::api::body::values::{
     DnsServer, EgressEntry, HeaderRulesByDomain, HttpsPort, List, ProxyAddress, ProxyCertificates, ProxyCredential,
     ProxyServerName,
 };
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::sandboxes::Sandboxes;
+use crate::sandboxes::header_rules::RulesError;
 use crate::sandboxes::network::EgressUpdate;
 
 body! {
@@ -73,11 +75,10 @@ body! {
 }
 
 impl SandboxEgressProxy {
-    fn spec(&self) -> Result<ProxySpec, ApiError> {
+    fn spec(&self) -> Result<ProxySpec, String> {
         let tls = self.tls.0.as_ref();
         if tls.is_some_and(|tls| !tls.enabled && (tls.server_name.is_some() || tls.ca_cert.is_some())) {
-            let why = "egressProxy.tls: serverName and caCert require that enabled is true";
-            return Err(ApiError::invalid(why));
+            return Err("egressProxy.tls: serverName and caCert require that enabled is true".to_owned());
         }
         let credential = |text: &Option<ProxyCredential>| text.as_ref().map(|ProxyCredential(text)| text.clone());
         Ok(ProxySpec {
@@ -94,8 +95,11 @@ impl SandboxEgressProxy {
 }
 
 impl EgressRules {
-    /// The egress part of network settings.
-    pub(super) fn spec(&self) -> Result<NetworkSpec, ApiError> {
+    /// The egress part of network settings, which is not checked yet.
+    ///
+    /// # Errors
+    /// With what is wrong, for the client.
+    pub(super) fn spec(&self) -> Result<NetworkSpec, String> {
         let entries = |list: &Option<List<EgressEntry, 0, EGRESS_ENTRIES_MAX>>| {
             let entries = list.iter().flat_map(|List(entries)| entries);
             entries.map(|EgressEntry(entry)| entry.clone()).collect()
@@ -136,11 +140,7 @@ body! {
     tag = "sandboxes",
     params(SandboxPath),
     request_body(content = SandboxNetworkUpdate),
-    responses(
-        (status = 204, description = "The sandbox may reach what the request says"),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed", body = ErrorBody),
-    )
+    responses((status = 204, description = "The sandbox may reach what the request says"), NotChanged)
 )]
 pub(crate) async fn update_sandbox_network(
     State(sandboxes): State<Arc<Sandboxes>>,
@@ -150,18 +150,18 @@ pub(crate) async fn update_sandbox_network(
 ) -> Result<StatusCode, ApiError> {
     let body = body.read()?;
     let update = EgressUpdate {
-        network: body.rules.spec()?,
+        network: body.rules.spec().map_err(ApiError::invalid)?,
         allow_internet_access: body.allow_internet_access,
         https_ports: body.https_ports.as_ref().map(ports),
     };
     let checked = sandboxes.policies.check(&update.network, update.allow_internet_access);
     checked.map_err(ApiError::invalid)?;
     let checked = sandboxes.policies.check_rules(&caller.team, &update.network).await;
-    checked.map_err(|error| ApiError::header_rules(error, ""))?;
-    let entry = sandboxes
-        .entry_of_team(&id, &caller.team)
-        .await
-        .map_err(|error| ApiError::absent(error, &id))?;
+    checked.map_err(|error| match error {
+        RulesError::Store(error) => error.into(),
+        RulesError::Invalid(why) => ApiError::invalid(why),
+    })?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     sandboxes
         .set_egress(&entry, update)
         .await

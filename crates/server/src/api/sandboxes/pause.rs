@@ -4,23 +4,27 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::{HeaderValue, StatusCode};
+use http::StatusCode;
 use model::lifecycle::{self, Kept};
 use model::limits::{DEFAULT_TIMEOUT_V1_S, DEFAULT_TIMEOUT_V2_S};
+use protocol::node::NodeError;
 
 use super::ConnectionInfo;
-use super::create::{SERVER_TIMING, server_timing};
+use super::create::timed;
+use super::error::NoSandbox;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::Lifetime;
 use crate::api::body::{OptionalBody, RequiredBody};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::describe::error_sets;
+use crate::api::error::{ApiError, SOON_S};
 use crate::api::json::json;
 use crate::api::state::SandboxAccess;
 use crate::outcome::{PauseReason, ResumeReason};
 use crate::sandboxes::Sandboxes;
+use crate::sandboxes::backoff::TooEarly;
 use crate::sandboxes::entry::SandboxEntry;
-use crate::sandboxes::pause::PauseRequest;
+use crate::sandboxes::pause::{PauseError, PauseRequest};
 use crate::sandboxes::resume::{Connected, ResumeRequest};
 
 body! {
@@ -77,11 +81,11 @@ body! {
     request_body(content = Option<PauseSandbox>),
     responses(
         (status = 204, description = "The sandbox is paused"),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is paused already, or a resume has cancelled the pause", body = ErrorBody),
-        (status = 429, description = "The team has as many paused sandboxes as it can have", body = ErrorBody),
-        (status = 501, description = "The host cannot keep the processes of sandboxes", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be paused, or its agent does not respond, and it runs on", body = ErrorBody),
+        (status = 409, description = "The sandbox is paused already, or a resume has cancelled the pause"),
+        (status = 429, description = "The team has as many paused sandboxes as it can have"),
+        (status = 501, description = "The host cannot keep the processes of sandboxes"),
+        (status = 503, description = "The sandbox could not be paused, or its agent does not respond, and it runs on"),
+        NoSandbox,
     )
 )]
 pub(crate) async fn pause_sandbox(
@@ -91,8 +95,7 @@ pub(crate) async fn pause_sandbox(
     body: OptionalBody<PauseSandbox>,
 ) -> Result<StatusCode, ApiError> {
     let body = body.read()?;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     let request = PauseRequest {
         reason: PauseReason::Client,
         keep: match body.memory {
@@ -118,10 +121,10 @@ pub(crate) async fn pause_sandbox(
     request_body(content = Option<ResumeSandbox>),
     responses(
         (status = 201, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is already running, or being started in another way", body = ErrorBody),
-        (status = 429, description = "The team is at one of its limits", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+        (status = 409, description = "The sandbox is already running, or being started in another way"),
+        (status = 429, description = "The team is at one of its limits"),
+        (status = 503, description = "The sandbox could not be resumed and is still paused"),
+        NoSandbox,
     )
 )]
 pub(crate) async fn resume_sandbox(
@@ -132,13 +135,22 @@ pub(crate) async fn resume_sandbox(
     body: OptionalBody<ResumeSandbox>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
-    let timeout_s = body.timeout.within(caller.quota.limits.max_lifetime_s)?;
+    let timeout_s = body.timeout.within(&caller.quota)?;
     let request = request(&caller, timeout_s, body.auto_pause, body.memory);
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     let resumed = sandboxes.resume(&entry, request).await;
     let resumed = resumed.map_err(|error| ApiError::not_resumed(error, &id))?;
     answer(resumed, &access)
+}
+
+error_sets! {
+    /// A client was not connected to a sandbox.
+    NotConnected {
+        404 "The team has no such sandbox";
+        409 "The sandbox is being killed, or being started in another way";
+        429 "The sandbox is paused, and the team is at one of its limits";
+        503 "The sandbox could not be resumed and is still paused";
+    }
 }
 
 /// Connects to a sandbox, with a required timeout. A paused sandbox is resumed.
@@ -151,10 +163,7 @@ pub(crate) async fn resume_sandbox(
     responses(
         (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed, or being started in another way", body = ErrorBody),
-        (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+        NotConnected,
     )
 )]
 pub(crate) async fn connect_sandbox_v1(
@@ -178,10 +187,7 @@ pub(crate) async fn connect_sandbox_v1(
     responses(
         (status = 200, description = "The sandbox runs; how to reach it", body = ConnectionInfo),
         (status = 201, description = "The sandbox was paused and runs again; how to reach it", body = ConnectionInfo),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-        (status = 409, description = "The sandbox is being killed, or being started in another way", body = ErrorBody),
-        (status = 429, description = "The sandbox is paused, and the team is at one of its limits", body = ErrorBody),
-        (status = 503, description = "The sandbox could not be resumed and is still paused", body = ErrorBody),
+        NotConnected,
     )
 )]
 pub(crate) async fn connect_sandbox(
@@ -201,9 +207,8 @@ async fn connect(
     SandboxPath(id): SandboxPath,
     (timeout, memory): (Lifetime<0>, bool),
 ) -> Result<Response, ApiError> {
-    let timeout_s = timeout.within(caller.quota.limits.max_lifetime_s)?;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let timeout_s = timeout.within(&caller.quota)?;
+    let entry = caller.sandbox(sandboxes, &id).await?;
     if timeout_s == 0 && is_asleep(&entry) {
         let why = format!("sandbox \"{id}\" is paused, and with timeout 0 it would end at once: send at least 1");
         return Err(ApiError::invalid(why));
@@ -220,13 +225,8 @@ fn answer(connected: Connected, access: &SandboxAccess) -> Result<Response, ApiE
         true => StatusCode::CREATED,
         false => StatusCode::OK,
     };
-    let mut response = json(status, &ConnectionInfo::new(connected.row, access))?;
-    if !connected.stages.is_empty()
-        && let Ok(value) = HeaderValue::try_from(server_timing(&connected.stages))
-    {
-        response.headers_mut().insert(SERVER_TIMING, value);
-    }
-    Ok(response)
+    let response = json(status, &ConnectionInfo::new(connected.row, access))?;
+    Ok(timed(response, &connected.stages))
 }
 
 fn request(caller: &Caller, timeout_s: u32, auto_pause: Option<bool>, memory: bool) -> ResumeRequest {
@@ -242,4 +242,97 @@ fn request(caller: &Caller, timeout_s: u32, auto_pause: Option<bool>, memory: bo
 fn is_asleep(entry: &SandboxEntry) -> bool {
     use lifecycle::State::{Paused, Pausing, Resuming};
     matches!(entry.state(), Pausing | Paused | Resuming)
+}
+
+impl ApiError {
+    /// The response when a sandbox was not paused.
+    fn not_paused(error: PauseError, id: impl std::fmt::Display) -> Self {
+        match error {
+            PauseError::Paused => Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is already paused")),
+            PauseError::Running | PauseError::Stopping | PauseError::Gone => Self::no_sandbox(id),
+            PauseError::Cancelled => {
+                let why = format!(
+                    "sandbox \"{id}\" was not paused: a request or traffic resumed it meanwhile, and it runs on"
+                );
+                Self::new(StatusCode::CONFLICT, why)
+            }
+            PauseError::Unhealthy => {
+                let why = format!(
+                    "the agent of sandbox \"{id}\" does not respond, and requireHealthyGuest is true: the sandbox runs on"
+                );
+                // Clients take 409 for a sandbox that is paused already.
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+                    .code("sandbox_guest_agent_unresponsive")
+                    .retry_after(SOON_S)
+            }
+            PauseError::Node(_) | PauseError::TaskFailed => {
+                let why = format!("sandbox \"{id}\" could not be paused, and runs on: try again");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)
+            }
+            other => Self::not_changed_in_state(other),
+        }
+    }
+
+    /// The response when a sandbox was not resumed.
+    fn not_resumed(error: PauseError, id: impl std::fmt::Display) -> Self {
+        match error {
+            PauseError::Running => {
+                let why = format!("sandbox \"{id}\" is already running");
+                Self::new(StatusCode::CONFLICT, why)
+            }
+            PauseError::Paused | PauseError::Stopping | PauseError::Gone => Self::no_sandbox(id),
+            PauseError::Node(NodeError::Refused(refusal)) => {
+                let why = format!(
+                    "sandbox \"{id}\" is still paused: {refusal}: start it anew from its files with `\"memory\": false`"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+            }
+            PauseError::Node(NodeError::Busy { owner_limit }) => Self::restores_busy(owner_limit),
+            PauseError::TooEarly(TooEarly { why, wait_s }) => {
+                let why = format!(
+                    "sandbox \"{id}\" is still paused: it could not be resumed lately, and is not tried again for \
+                     {wait_s} s: {why}: start it anew from its files with `\"memory\": false`"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+                    .code("sandbox_resume_delayed")
+                    .retry_after(wait_s)
+            }
+            PauseError::Node(_) | PauseError::TaskFailed => {
+                let why = format!("sandbox \"{id}\" could not be resumed, and is still paused: try again");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)
+            }
+            other => Self::not_changed_in_state(other),
+        }
+    }
+
+    /// The response when a client could not connect to a sandbox.
+    fn not_connected(error: PauseError, id: impl std::fmt::Display) -> Self {
+        match error {
+            PauseError::Stopping => Self::stopping(id),
+            // Its state changed again and again.
+            PauseError::Running | PauseError::Paused => Self::changing(id, "paused or resumed"),
+            other => Self::not_resumed(other, id),
+        }
+    }
+
+    fn not_changed_in_state(error: PauseError) -> Self {
+        match error {
+            PauseError::Store(error) => error.into(),
+            PauseError::OverQuota(over) => over.into(),
+            PauseError::NoCapacity(_) => Self::no_capacity(SOON_S).caused_by(error),
+            PauseError::Starting => {
+                let why = "the sandbox is being started already, and may keep its processes: try again in a moment";
+                Self::new(StatusCode::CONFLICT, why)
+                    .code("sandbox_start_in_flight")
+                    .retry_after(SOON_S)
+            }
+            PauseError::Unsupported(_) => Self::new(
+                StatusCode::NOT_IMPLEMENTED,
+                "this host cannot do that: its operator finds the reason with `ringfence doctor`",
+            )
+            .code("not_supported")
+            .caused_by(error),
+            other => Self::internal().caused_by(other),
+        }
+    }
 }

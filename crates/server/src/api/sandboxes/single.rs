@@ -9,8 +9,9 @@ use model::lifecycle::State;
 use store::sandboxes::SandboxRow;
 
 use super::SandboxDetail;
+use super::error::NoSandbox;
 use crate::api::auth::{Caller, SandboxPath};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::json::json;
 use crate::api::state::SandboxAccess;
 use crate::sandboxes::Sandboxes;
@@ -22,10 +23,7 @@ use crate::sandboxes::entry::StopOutcome;
     path = "/sandboxes/{sandboxID}",
     tag = "sandboxes",
     params(SandboxPath),
-    responses(
-        (status = 200, description = "The sandbox", body = SandboxDetail),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-    )
+    responses((status = 200, description = "The sandbox", body = SandboxDetail), NoSandbox)
 )]
 pub(crate) async fn get_sandbox(
     extract::State(sandboxes): extract::State<Arc<Sandboxes>>,
@@ -57,20 +55,14 @@ pub(crate) async fn get_sandbox(
     path = "/sandboxes/{sandboxID}",
     tag = "sandboxes",
     params(SandboxPath),
-    responses(
-        (status = 204, description = "The sandbox was killed"),
-        (status = 404, description = "The team has no such sandbox", body = ErrorBody),
-    )
+    responses((status = 204, description = "The sandbox was killed"), NoSandbox)
 )]
 pub(crate) async fn delete_sandbox(
     extract::State(sandboxes): extract::State<Arc<Sandboxes>>,
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<StatusCode, ApiError> {
-    let entry = sandboxes
-        .entry_of_team(&id, &caller.team)
-        .await
-        .map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     match sandboxes.stop(&entry).await {
         Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
         Some(StopOutcome::Failed) => Err(ApiError::internal()),

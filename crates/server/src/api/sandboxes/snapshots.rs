@@ -12,27 +12,32 @@ use serde::Serialize;
 use store::Store;
 use store::builds::DEFAULT_TAG;
 use store::sandboxes::Order;
-use store::snapshots::{SnapshotFilter, SnapshotRow};
+use store::snapshots::{NameUse, SnapshotFilter, SnapshotRow};
 use utoipa::ToSchema;
 
+use super::error::NotRunning;
 use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::ShortString;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::{ApiError, SOON_S};
 use crate::api::json::json;
-use crate::api::page::{parse_token, with_next};
+use crate::api::page::{cut, parse_token, with_next};
 use crate::api::query::shape::{PageLimit, Params, Text, query};
 use crate::api::templates::build::check_space;
 use crate::api::templates::{NamePath, find_own, manage};
 use crate::builds::Builds;
 use crate::clock::Clock;
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::snapshot::SnapshotRequest;
+use crate::sandboxes::change::ChangeError;
+use crate::sandboxes::copies::PER_TEAM as COPIES_PER_TEAM;
+use crate::sandboxes::snapshot::{SnapshotError, SnapshotRequest};
 use crate::templates::{TemplateName, new_tag};
 
 /// Maximum length of a name with its namespace and tag, as of templates.
 const NAME_MAX: usize = 128;
+/// Retry interval when the host has no space for a snapshot or makes others, in seconds.
+const BUSY_AFTER_S: u32 = 10;
 
 body! {
     /// A snapshot to make of a sandbox.
@@ -101,19 +106,19 @@ async fn namespace_of(store: &Store, team: &TeamId) -> Result<String, ApiError> 
     request_body(content = NewSnapshot),
     responses(
         (status = 201, description = "The snapshot", body = Snapshot),
-        (status = 404, description = "The team has no such sandbox, or it is not running", body = ErrorBody),
         (
             status = 409,
-            description = "The sandbox is being paused, resumed, killed or snapshotted, or the name is that of something else",
-            body = ErrorBody,
+            description = "The sandbox is being paused, resumed, killed or snapshotted, or the name is that of \
+                           something else",
         ),
-        (status = 429, description = "The templates and snapshots of the team take as much space as they may", body = ErrorBody),
-        (status = 501, description = "The host cannot make snapshots", body = ErrorBody),
+        (status = 429, description = "The templates and snapshots of the team take as much space as they may"),
+        (status = 501, description = "The host cannot make snapshots"),
         (
             status = 503,
-            description = "The host has no space for the snapshot or is busy with others, or it failed; the sandbox runs on",
-            body = ErrorBody,
+            description = "The host has no space for the snapshot or is busy with others, or it failed; the sandbox \
+                           runs on",
         ),
+        NotRunning,
     )
 )]
 pub(crate) async fn create_snapshot(
@@ -131,15 +136,11 @@ pub(crate) async fn create_snapshot(
         .0
         .map(|ShortString(name)| TemplateName::new(&name))
         .transpose()?;
-    let entry = sandboxes.entry_of_team(&id, &caller.team).await;
-    let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
+    let entry = caller.sandbox(&sandboxes, &id).await?;
     let mut tag = DEFAULT_TAG.to_owned();
     if let Some(name) = &name {
         if !name.is_own(&store, &caller.team).await? {
-            return Err(ApiError::invalid(format!(
-                "namespace \"{}\" is not that of your team",
-                name.namespace.as_deref().unwrap_or_default()
-            )));
+            return Err(ApiError::foreign_namespace(name));
         }
         tag = new_tag(name.tag())?;
     }
@@ -185,9 +186,7 @@ pub(crate) async fn list_snapshots(
     let mut found = store
         .snapshot_list(&caller.team, &filter, wanted.limit.saturating_add(1))
         .await?;
-    let most = usize::try_from(wanted.limit).unwrap_or(usize::MAX);
-    let more = found.len() > most;
-    found.truncate(most);
+    let more = cut(&mut found, wanted.limit);
     let next = found.last().filter(|_| more);
     let next = next.map(|row| (row.created_us, row.template_id.clone()));
     let of = |row: &SnapshotRow| Snapshot::new(&row.template_id, row.alias.as_deref(), &row.tag, &namespace);
@@ -203,9 +202,9 @@ pub(crate) async fn list_snapshots(
     params(("snapshotID" = String, Path, description = "The id or a name of the snapshot; a tag is ignored")),
     responses(
         (status = 204, description = "The snapshot was deleted"),
-        (status = 400, description = "Sandboxes that were created from it exist", body = ErrorBody),
-        (status = 403, description = "The snapshot belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such snapshot", body = ErrorBody),
+        (status = 400, description = "Sandboxes that were created from it exist"),
+        (status = 403, description = "The snapshot belongs to another team"),
+        (status = 404, description = "The team has no such snapshot"),
     )
 )]
 pub(crate) async fn delete_snapshot(
@@ -248,4 +247,59 @@ fn filter(wanted: &SnapshotParameters, namespace: &str) -> Option<SnapshotFilter
         tag,
         after: None,
     })
+}
+
+impl ApiError {
+    /// The response when no snapshot of a sandbox was made. It runs on, unless something else has ended it.
+    fn no_snapshot(error: SnapshotError, id: impl std::fmt::Display, name: &str) -> Self {
+        match error {
+            SnapshotError::Store(error) => error.into(),
+            SnapshotError::State(ChangeError::Changing(verb)) => Self::changing(id, verb),
+            SnapshotError::State(ChangeError::Stopping) => Self::stopping(id),
+            SnapshotError::State(_) => Self::no_sandbox(id),
+            SnapshotError::InProgress => {
+                let why = format!("another snapshot of sandbox \"{id}\" was being made: try again");
+                Self::new(StatusCode::CONFLICT, why).retry_after(SOON_S)
+            }
+            SnapshotError::NameTaken(NameUse::Id) => {
+                Self::taken(format!("name \"{name}\" is the id of a template: choose another"))
+            }
+            SnapshotError::NameTaken(_) => Self::taken(format!(
+                "name \"{name}\" is that of a template of your team that is no snapshot: choose another"
+            )),
+            SnapshotError::TooManyTags => Self::tag_limit(),
+            SnapshotError::Refused(why) => {
+                Self::invalid(format!("the files of sandbox \"{id}\" cannot be a snapshot: {why}"))
+            }
+            SnapshotError::Unsupported(_) => Self::new(
+                StatusCode::NOT_IMPLEMENTED,
+                "this host cannot make snapshots: they need the freezer of cgroup v2, which it does not have",
+            )
+            .code("not_supported")
+            .caused_by(error),
+            SnapshotError::TooMany => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "no snapshot of sandbox \"{id}\" was made: the team makes {COPIES_PER_TEAM} others at the moment, which is the \
+                     maximum; try again when one of them is complete"
+                ),
+            )
+            .code("snapshot_capacity_unavailable")
+            .retry_after(BUSY_AFTER_S),
+            SnapshotError::NoCapacity(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "the host has no space for a snapshot of sandbox \"{id}\", or is busy with others: the sandbox runs on, \
+                     try again later"
+                ),
+            )
+            .code("snapshot_capacity_unavailable")
+            .retry_after(BUSY_AFTER_S)
+            .caused_by(error),
+            SnapshotError::Failed(_) | SnapshotError::ServerStopping | SnapshotError::TaskFailed => {
+                let why = format!("no snapshot of sandbox \"{id}\" could be made, and the sandbox runs on: try again");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)
+            }
+        }
+    }
 }

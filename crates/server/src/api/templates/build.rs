@@ -1,7 +1,5 @@
 //! Requesting builds: `POST /v3/templates` and its older forms.
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
@@ -13,18 +11,24 @@ use store::builds::{BuildRequested, BuildTarget, DEFAULT_TAG, NewBuild};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::error::NotOwnTemplate;
 use super::{NamePath, Template, TemplateBuildStatus, find_own, overviews};
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::{AtLeast, List, ShortString};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::describe::error_sets;
+use crate::api::error::ApiError;
 use crate::api::json::json as json_response;
 use crate::api::state::ApiState;
 use crate::builds::Builds;
+use crate::ids::new_template_id;
 use crate::templates::{TemplateName, new_tag};
 
 const MIB: u64 = 1 << 20;
+
+/// Retry interval for a team with too many builds, in seconds.
+const BUILD_AFTER_S: u32 = 30;
 
 /// Maximum length of a name with its namespace and tag (API contract).
 const NAME_MAX: usize = 128;
@@ -134,11 +138,33 @@ pub(crate) async fn check_space(builds: &Builds, caller: &Caller) -> Result<(), 
         return Ok(());
     };
     let used = builds.template_bytes(&caller.team).await;
-    let used_mb = used.map_err(|error| ApiError::internal().caused_by(error))? / MIB;
+    let used_mb = used.map_err(ApiError::failed)? / MIB;
     match used_mb >= u64::from(limit_mb) {
-        true => Err(ApiError::template_space_limit(limit_mb, used_mb)),
+        true => Err(too_little_space(limit_mb, used_mb)),
         false => Ok(()),
     }
+}
+
+/// 429: the team has as many builds as it can have.
+fn too_many_builds(limit: u32) -> ApiError {
+    ApiError::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        format!("your team is limited to {limit} builds at the same time: wait until one has ended"),
+    )
+    .code("build_limit_reached")
+    .retry_after(BUILD_AFTER_S)
+}
+
+/// 429: the templates of the team take as much space as they may.
+fn too_little_space(limit_mb: u32, used_mb: u64) -> ApiError {
+    ApiError::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        format!(
+            "your team is limited to {limit_mb} MiB of templates and snapshots, {used_mb} are in use: delete those that \
+             are not needed any more"
+        ),
+    )
+    .code("template_space_limit_reached")
 }
 
 /// The tags of a build, in the order of the request and without duplicates.
@@ -162,10 +188,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     if let Some(name) = &request.name
         && !name.is_own(store, &caller.team).await?
     {
-        return Err(ApiError::invalid(format!(
-            "namespace \"{}\" is not that of your team",
-            name.namespace.as_deref().unwrap_or_default()
-        )));
+        return Err(ApiError::foreign_namespace(name));
     }
     let tags = tags_of(request.name.as_ref(), &request.tags)?;
     let cpu_count = request.cpu_count.unwrap_or(CPU_DEFAULT);
@@ -175,9 +198,8 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     let target = match request.target {
         Some(id) => BuildTarget::Template(id),
         None => {
-            let mut random = [0; 20];
-            getrandom::fill(&mut random).map_err(|error| ApiError::internal().caused_by(error))?;
-            BuildTarget::Alias(TemplateId::from_random(&random))
+            let id = new_template_id().map_err(ApiError::failed)?;
+            BuildTarget::Alias(id)
         }
     };
     let build: BuildId = BuildId::try_from(Uuid::new_v4().to_string())?;
@@ -202,7 +224,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
             state.builds.cancel(&superseded);
             template
         }
-        BuildRequested::TooMany => return Err(ApiError::build_limit(limit)),
+        BuildRequested::TooMany => return Err(too_many_builds(limit)),
         BuildRequested::AliasIsId => {
             return Err(ApiError::taken(format!(
                 "name \"{alias}\" is the id of a template: choose another"
@@ -232,6 +254,14 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     json_response(StatusCode::ACCEPTED, &RequestedTemplate { template, tags })
 }
 
+error_sets! {
+    /// No build was requested.
+    NotRequested {
+        409 "The name is the id of a template";
+        429 "The team has as many builds as it can have";
+    }
+}
+
 /// Requests a build of a new template, or another build of the template with this name.
 ///
 /// The build waits until it is started with `POST /v2/templates/{templateID}/builds/{buildID}`.
@@ -240,11 +270,7 @@ async fn request(state: &ApiState, caller: &Caller, request: BuildRequest) -> Re
     path = "/v3/templates",
     tag = "templates",
     request_body(content = NewTemplate),
-    responses(
-        (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 409, description = "The name is the id of a template", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
-    )
+    responses((status = 202, description = "The requested build", body = RequestedTemplate), NotRequested)
 )]
 pub(crate) async fn create_template(
     State(state): State<ApiState>,
@@ -270,11 +296,7 @@ pub(crate) async fn create_template(
     path = "/v2/templates",
     tag = "templates",
     request_body(content = NewTemplateV2),
-    responses(
-        (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 409, description = "The name is the id of a template", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
-    )
+    responses((status = 202, description = "The requested build", body = RequestedTemplate), NotRequested)
 )]
 pub(crate) async fn create_template_v2(
     State(state): State<ApiState>,
@@ -322,11 +344,7 @@ fn request_v1(body: NewTemplateV1, target: Option<TemplateId>) -> Result<BuildRe
     path = "/templates",
     tag = "templates",
     request_body(content = NewTemplateV1),
-    responses(
-        (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 409, description = "The name is the id of a template", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
-    )
+    responses((status = 202, description = "The requested build", body = RequestedTemplate), NotRequested)
 )]
 pub(crate) async fn create_template_v1(
     State(state): State<ApiState>,
@@ -346,10 +364,9 @@ pub(crate) async fn create_template_v1(
     request_body(content = NewTemplateV1),
     responses(
         (status = 202, description = "The requested build", body = RequestedTemplate),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-        (status = 409, description = "The name is taken", body = ErrorBody),
-        (status = 429, description = "The team has as many builds as it can have", body = ErrorBody),
+        (status = 409, description = "The name is taken"),
+        (status = 429, description = "The team has as many builds as it can have"),
+        NotOwnTemplate,
     )
 )]
 pub(crate) async fn rebuild_template(
@@ -363,15 +380,4 @@ pub(crate) async fn rebuild_template(
     let row = find_own(&text, &caller.team, &store).await?;
     let new = request_v1(body, Some(row.id))?;
     request(&state, &caller, new).await
-}
-
-/// The build of a path, which must be one of the template.
-pub(super) async fn build_of(
-    builds: &Arc<Builds>,
-    template: &TemplateId,
-    build: &str,
-) -> Result<store::builds::BuildRow, ApiError> {
-    let id: BuildId = build.to_ascii_lowercase().parse()?;
-    let found = builds.rows.store().build_by_id(template, &id).await?;
-    found.ok_or_else(|| ApiError::no_template(format!("template \"{template}\" has no build \"{id}\"")))
 }

@@ -3,13 +3,11 @@
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use http::StatusCode;
-use model::id::BuildId;
 
-use super::build::build_of;
-use super::find_own;
+use super::error::NotOwnBuild;
 use super::status::BuildPath;
 use crate::api::auth::Caller;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::state::ApiState;
 
 /// The reason of a build that its owner has cancelled.
@@ -21,15 +19,11 @@ const CANCELLED: &str = "the build was cancelled";
     post,
     path = "/templates/{templateID}/builds/{buildID}/cancel",
     tag = "templates",
-    params(
-        ("templateID" = String, Path, description = "The id of the template"),
-        ("buildID" = String, Path, description = "The id of the build"),
-    ),
+    params(BuildPath),
     responses(
         (status = 204, description = "The build was cancelled"),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template, or it has no such build", body = ErrorBody),
-        (status = 409, description = "The build has ended", body = ErrorBody),
+        (status = 409, description = "The build has ended"),
+        NotOwnBuild,
     )
 )]
 pub(crate) async fn cancel_build(
@@ -37,16 +31,16 @@ pub(crate) async fn cancel_build(
     caller: Caller,
     path: BuildPath,
 ) -> Result<Response, ApiError> {
-    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
-    let template = find_own(&path.template, &caller.team, &state.store).await?;
-    let build = build_of(&state.builds, &template.id, &path.build).await?.id;
+    let (template, build) = path.find(&caller, &state.builds).await?;
+    let build = build.id;
     let now_us = state.clock.now_us();
     if !state
         .store
         .build_cancel(&template.id, &build, CANCELLED, now_us)
         .await?
     {
-        return Err(ApiError::build_ended(&build));
+        let why = format!("build \"{build}\" has ended");
+        return Err(ApiError::new(StatusCode::CONFLICT, why));
     }
     tracing::info!(template.id = %template.id, build.id = %build, "cancelled a build");
     // One of another node is cancelled there when it looks at its row the next time.

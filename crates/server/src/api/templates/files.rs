@@ -14,10 +14,11 @@ use serde::Serialize;
 use store::Store;
 use utoipa::ToSchema;
 
+use super::error::NotOwnTemplate;
 use super::find_own;
 use super::status::BuildPath;
 use crate::api::auth::Caller;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::json::json;
 use crate::api::query::Query;
 use crate::api::state::ApiState;
@@ -60,9 +61,8 @@ fn origin(headers: &HeaderMap, is_tls: bool, domain: &str) -> String {
     ),
     responses(
         (status = 201, description = "The address", body = TemplateUpload),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-        (status = 503, description = "The platform keeps no files for builds", body = ErrorBody),
+        (status = 503, description = "The platform keeps no files for builds"),
+        NotOwnTemplate,
     )
 )]
 pub(crate) async fn get_template_upload(
@@ -102,11 +102,12 @@ pub(crate) async fn get_template_upload(
 impl ApiError {
     /// The response when an upload failed.
     fn upload(error: FileError) -> Self {
+        let why = error.to_string();
         match error {
             FileError::Store(error) => error.into(),
-            FileError::TooLarge { .. } | FileError::TeamFull { .. } => Self::upload_too_large(error.to_string()),
-            FileError::DiskFull | FileError::Off => Self::upload_unavailable(error.to_string()),
-            FileError::Blobs(_) => Self::upload_unavailable(error.to_string()).caused_by(error),
+            FileError::TooLarge { .. } | FileError::TeamFull { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, why),
+            FileError::DiskFull | FileError::Off => Self::new(StatusCode::SERVICE_UNAVAILABLE, why),
+            FileError::Blobs(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error),
             FileError::Io(_) | FileError::Damaged => Self::internal().caused_by(error),
         }
     }
@@ -127,9 +128,9 @@ impl ApiError {
     ),
     responses(
         (status = 200, description = "The files were stored"),
-        (status = 400, description = "A parameter is missing or invalid", body = ErrorBody),
-        (status = 403, description = "The address is not valid, or not any more", body = ErrorBody),
-        (status = 413, description = "The files are too large", body = ErrorBody),
+        (status = 400, description = "A parameter is missing or invalid"),
+        (status = 403, description = "The address is not valid, or not any more"),
+        (status = 413, description = "The files are too large"),
     )
 )]
 pub(crate) async fn put_template_upload(State(state): State<ApiState>, request: Request) -> Result<Response, ApiError> {

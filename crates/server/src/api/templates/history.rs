@@ -17,11 +17,12 @@ use store::tags::{TagAssignmentRow, TagSummary};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{NamePath, find};
+use super::error::NoTemplate;
+use super::{NamePath, TemplateParameter, find};
 use crate::api::auth::Caller;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::json::json;
-use crate::api::page::{cursor, invalid_cursor, parse_cursor};
+use crate::api::page::{cursor, cut, invalid_cursor, parse_cursor};
 use crate::api::query::shape::{EnumParameter, Number, OneOf, PageLimit, Params, ShortText, Text, query};
 use crate::clock::rfc3339;
 use crate::templates::{TAG_MAX, parse_tag};
@@ -216,11 +217,8 @@ impl<S: Send + Sync> FromRequestParts<S> for TagPath {
     get,
     path = "/templates/{templateID}/tags/count",
     tag = "templates",
-    params(("templateID" = String, Path, description = "The id or a name of the template", pattern = "^[A-Za-z0-9_-]+$")),
-    responses(
-        (status = 200, description = "The number of tags", body = TemplateTagCount),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    params(TemplateParameter),
+    responses((status = 200, description = "The number of tags", body = TemplateTagCount), NoTemplate)
 )]
 pub(crate) async fn count_template_tags(
     State(store): State<Store>,
@@ -238,13 +236,10 @@ pub(crate) async fn count_template_tags(
     path = "/templates/{templateID}/tags/exists",
     tag = "templates",
     params(
-        ("templateID" = String, Path, description = "The id or a name of the template", pattern = "^[A-Za-z0-9_-]+$"),
+        TemplateParameter,
         TagParameter,
     ),
-    responses(
-        (status = 200, description = "Whether it has", body = TemplateTagExists),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    responses((status = 200, description = "Whether it has", body = TemplateTagExists), NoTemplate)
 )]
 pub(crate) async fn has_template_tag(
     State(store): State<Store>,
@@ -268,13 +263,10 @@ pub(crate) async fn has_template_tag(
     path = "/templates/{templateID}/tags/groups",
     tag = "templates",
     params(
-        ("templateID" = String, Path, description = "The id or a name of the template", pattern = "^[A-Za-z0-9_-]+$"),
+        TemplateParameter,
         GroupParameters,
     ),
-    responses(
-        (status = 200, description = "A page of the tags", body = TemplateTagGroups),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    responses((status = 200, description = "A page of the tags", body = TemplateTagGroups), NoTemplate)
 )]
 pub(crate) async fn list_template_tag_groups(
     State(store): State<Store>,
@@ -293,9 +285,7 @@ pub(crate) async fn list_template_tag_groups(
     if let Some(after) = &after {
         found.retain(|tag| order.compare(tag, after) == Ordering::Greater);
     }
-    let limit = usize::try_from(parameters.limit).unwrap_or(usize::MAX);
-    let more = found.len() > limit;
-    found.truncate(limit);
+    let more = cut(&mut found, parameters.limit);
     let next_cursor = found.last().filter(|_| more).map(|last| position(last, order));
 
     let names: Vec<&str> = found.iter().map(|tag| tag.tag.as_str()).collect();
@@ -348,14 +338,11 @@ fn read_position(text: &str, order: TagOrder) -> Result<TagSummary, ApiError> {
     path = "/templates/{templateID}/tags/{tag}/assignments",
     tag = "templates",
     params(
-        ("templateID" = String, Path, description = "The id or a name of the template", pattern = "^[A-Za-z0-9_-]+$"),
+        TemplateParameter,
         ("tag" = String, Path, description = "The tag", pattern = "^[A-Za-z0-9_.-]+$"),
         HistoryParameters,
     ),
-    responses(
-        (status = 200, description = "A page of the assignments", body = TemplateTagAssignments),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    responses((status = 200, description = "A page of the assignments", body = TemplateTagAssignments), NoTemplate)
 )]
 pub(crate) async fn list_template_tag_assignments(
     State(store): State<Store>,
@@ -369,9 +356,7 @@ pub(crate) async fn list_template_tag_assignments(
     let row = find(&path.template, &caller.team, &store).await?;
     let wanted = page.limit.saturating_add(1);
     let mut found = store.tag_history(&row.id, &tag, after, wanted).await?;
-    let limit = usize::try_from(page.limit).unwrap_or(usize::MAX);
-    let more = found.len() > limit;
-    found.truncate(limit);
+    let more = cut(&mut found, page.limit);
     let last = found.last().filter(|_| more);
     let page = TemplateTagAssignments {
         next_cursor: last.map(|last| cursor([&last.created_us, &last.seq])),

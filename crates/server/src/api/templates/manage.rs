@@ -8,11 +8,12 @@ use http::StatusCode;
 use store::Store;
 use store::templates::{Deleted, TemplateRow};
 
+use super::error::NotOwnTemplate;
 use super::{NamePath, Template, find_own, overviews};
 use crate::api::auth::Caller;
 use crate::api::body::OptionalBody;
 use crate::api::body::shape::{Nullable, body};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::json::json;
 use crate::builds::Builds;
 use crate::clock::Clock;
@@ -48,11 +49,7 @@ async fn update(store: &Store, caller: &Caller, text: &str, public: Option<bool>
     tag = "templates",
     params(("templateID" = String, Path, description = "The id or a name of the template")),
     request_body(content = Option<TemplateUpdate>),
-    responses(
-        (status = 200, description = "The template", body = Template),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    responses((status = 200, description = "The template", body = Template), NotOwnTemplate)
 )]
 pub(crate) async fn update_template_v1(
     State(store): State<Store>,
@@ -70,11 +67,7 @@ pub(crate) async fn update_template_v1(
     tag = "templates",
     params(("templateID" = String, Path, description = "The id or a name of the template")),
     request_body(content = Option<TemplateUpdate>),
-    responses(
-        (status = 200, description = "The template", body = Template),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    responses((status = 200, description = "The template", body = Template), NotOwnTemplate)
 )]
 pub(crate) async fn update_template(
     State(store): State<Store>,
@@ -95,9 +88,8 @@ pub(crate) async fn update_template(
     params(("templateID" = String, Path, description = "The id or a name of the template; a tag is ignored")),
     responses(
         (status = 204, description = "The template was deleted"),
-        (status = 400, description = "Sandboxes that were created from it exist", body = ErrorBody),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
+        (status = 400, description = "Sandboxes that were created from it exist"),
+        NotOwnTemplate,
     )
 )]
 pub(crate) async fn delete_template(

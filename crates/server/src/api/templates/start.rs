@@ -16,14 +16,13 @@ use store::Change;
 use store::builds::{BuildReason, BuildStart, BuildStatus};
 use store::keys::SealedSecret;
 
-use super::build::build_of;
-use super::find_own;
+use super::error::NotOwnBuild;
 use super::status::BuildPath;
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::{List, Texts};
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::state::ApiState;
 use crate::builds::files::is_hash;
 use crate::builds::recipe::{BuildSpec, DockerfileSource, Logins, Recipe, Registry, Source, Step};
@@ -311,16 +310,12 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
     post,
     path = "/v2/templates/{templateID}/builds/{buildID}",
     tag = "templates",
-    params(
-        ("templateID" = String, Path, description = "The id of the template"),
-        ("buildID" = String, Path, description = "The id of the build"),
-    ),
+    params(BuildPath),
     request_body(content = BuildToStart),
     responses(
         (status = 202, description = "The build was started"),
-        (status = 400, description = "The request is invalid, or the build was started before", body = ErrorBody),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template, or it has no such build", body = ErrorBody),
+        (status = 400, description = "The request is invalid, or the build was started before"),
+        NotOwnBuild,
     )
 )]
 pub(crate) async fn start_build(
@@ -334,9 +329,7 @@ pub(crate) async fn start_build(
     let registry = body.registry.0;
     let registry = registry.map(|registry| registry.read("/fromImageRegistry"));
     let registry = registry.transpose()?;
-    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
-    let template = find_own(&path.template, &caller.team, &state.store).await?;
-    let build = build_of(&state.builds, &template.id, &path.build).await?;
+    let (template, build) = path.find(&caller, &state.builds).await?;
     if build.status != BuildStatus::Waiting {
         return Err(not_waiting(&build.id));
     }
@@ -353,7 +346,7 @@ pub(crate) async fn start_build(
         Err(why) => return refuse(&state, &template.id, &build.id, why).await,
     };
     let sealed = state.builds.seal(&build.id, &source);
-    let sealed = sealed.map_err(|error| ApiError::internal().caused_by(error))?;
+    let sealed = sealed.map_err(ApiError::failed)?;
     let steps = body.steps.map_or_else(Vec::new, |List(steps)| steps);
     let recipe = Recipe {
         source,
@@ -381,15 +374,11 @@ struct Requested {
     post,
     path = "/templates/{templateID}/builds/{buildID}",
     tag = "templates",
-    params(
-        ("templateID" = String, Path, description = "The id of the template"),
-        ("buildID" = String, Path, description = "The id of the build"),
-    ),
+    params(BuildPath),
     responses(
         (status = 202, description = "The build was started"),
-        (status = 400, description = "The build was started before, or was requested without a Dockerfile", body = ErrorBody),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template, or it has no such build", body = ErrorBody),
+        (status = 400, description = "The build was started before, or was requested without a Dockerfile"),
+        NotOwnBuild,
     )
 )]
 pub(crate) async fn start_build_v1(
@@ -397,9 +386,7 @@ pub(crate) async fn start_build_v1(
     caller: Caller,
     path: BuildPath,
 ) -> Result<Response, ApiError> {
-    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
-    let template = find_own(&path.template, &caller.team, &state.store).await?;
-    let build = build_of(&state.builds, &template.id, &path.build).await?;
+    let (template, build) = path.find(&caller, &state.builds).await?;
     if build.status != BuildStatus::Waiting {
         return Err(not_waiting(&build.id));
     }
@@ -439,7 +426,7 @@ async fn start(
     sealed: Option<String>,
 ) -> Result<Response, ApiError> {
     let start = BuildStart {
-        recipe_json: serde_json::to_string(recipe).map_err(|error| ApiError::internal().caused_by(error))?,
+        recipe_json: serde_json::to_string(recipe).map_err(ApiError::failed)?,
         registry_sealed: sealed.map(SealedSecret::new),
         now_us: state.clock.now_us(),
     };

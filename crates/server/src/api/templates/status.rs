@@ -11,12 +11,15 @@ use serde::Serialize;
 use store::Store;
 use store::builds::{BuildLogQuery, BuildLogRow, BuildReason, BuildRow, BuildStatus};
 use store::records::LogOrder;
-use utoipa::ToSchema;
+use store::templates::TemplateRow;
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::{IntoParams, ToSchema};
 
-use super::build::build_of;
+use super::error::NotOwnBuild;
 use super::{TemplateBuildStatus, find_own};
 use crate::api::auth::Caller;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::describe::path_parameter;
+use crate::api::error::ApiError;
 use crate::api::json::json;
 use crate::api::query::shape::{EnumParameter, Number, OneOf, Params, query};
 use crate::builds::Builds;
@@ -151,6 +154,31 @@ pub(crate) struct BuildPath {
     pub(super) build: String,
 }
 
+impl IntoParams for BuildPath {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        vec![
+            path_parameter("templateID", Some("The id of the template"), None),
+            path_parameter("buildID", Some("The id of the build"), None),
+        ]
+    }
+}
+
+impl BuildPath {
+    /// The template, which must be one of the team, and its build.
+    pub(super) async fn find(&self, caller: &Caller, builds: &Builds) -> Result<(TemplateRow, BuildRow), ApiError> {
+        let id: BuildId = self.build.to_ascii_lowercase().parse()?;
+        let store = builds.rows.store();
+        let template = find_own(&self.template, &caller.team, store).await?;
+        match store.build_by_id(&template.id, &id).await? {
+            Some(build) => Ok((template, build)),
+            None => Err(ApiError::no_template(format!(
+                "template \"{}\" has no build \"{id}\"",
+                template.id
+            ))),
+        }
+    }
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for BuildPath {
     type Rejection = ApiError;
 
@@ -172,15 +200,10 @@ fn whole(number: i64) -> u32 {
     path = "/templates/{templateID}/builds/{buildID}/status",
     tag = "templates",
     params(
-        ("templateID" = String, Path, description = "The id of the template"),
-        ("buildID" = String, Path, description = "The id of the build"),
+        BuildPath,
         StatusParameters,
     ),
-    responses(
-        (status = 200, description = "The status", body = TemplateBuildInfo),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template, or it has no such build", body = ErrorBody),
-    )
+    responses((status = 200, description = "The status", body = TemplateBuildInfo), NotOwnBuild)
 )]
 pub(crate) async fn get_build_status(
     State(store): State<Store>,
@@ -189,10 +212,8 @@ pub(crate) async fn get_build_status(
     path: BuildPath,
     Params(which): Params<StatusParameters>,
 ) -> Result<Response, ApiError> {
-    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
-    let template = find_own(&path.template, &caller.team, &store).await?;
     // The status is read before the log, which is complete when the status is final.
-    let mut build = build_of(&builds, &template.id, &path.build).await?;
+    let (template, mut build) = path.find(&caller, &builds).await?;
     if let Some(layer) = builds.lost([&build]).await.remove(&build.id) {
         build.status = BuildStatus::Failed;
         build.reason = Some(BuildReason {
@@ -244,15 +265,10 @@ fn reason(build: &BuildRow, rows: &[BuildLogRow]) -> Option<BuildStatusReason> {
     path = "/templates/{templateID}/builds/{buildID}/logs",
     tag = "templates",
     params(
-        ("templateID" = String, Path, description = "The id of the template"),
-        ("buildID" = String, Path, description = "The id of the build"),
+        BuildPath,
         BuildLogParameters,
     ),
-    responses(
-        (status = 200, description = "The log", body = BuildLogs),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template, or it has no such build", body = ErrorBody),
-    )
+    responses((status = 200, description = "The log", body = BuildLogs), NotOwnBuild)
 )]
 pub(crate) async fn get_build_logs(
     State(store): State<Store>,
@@ -262,9 +278,7 @@ pub(crate) async fn get_build_logs(
     path: BuildPath,
     Params(which): Params<BuildLogParameters>,
 ) -> Result<Response, ApiError> {
-    let _: BuildId = path.build.to_ascii_lowercase().parse()?;
-    let template = find_own(&path.template, &caller.team, &store).await?;
-    let build = build_of(&builds, &template.id, &path.build).await?;
+    let (_, build) = path.find(&caller, &builds).await?;
     // One place has all entries.
     let (Some(LogSource::Temporary | LogSource::Persistent) | None) = which.source;
     // The whole millisecond of the cursor is included, so a pager sees the entry at the boundary again.

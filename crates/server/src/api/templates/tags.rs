@@ -10,12 +10,13 @@ use store::builds::DEFAULT_TAG;
 use store::templates::TemplateRow;
 use utoipa::ToSchema;
 
+use super::error::NotOwnTemplate;
 use super::{NamePath, find_own};
 use crate::api::auth::Caller;
 use crate::api::body::RequiredBody;
 use crate::api::body::shape::body;
 use crate::api::body::values::List;
-use crate::api::error::{ApiError, ErrorBody};
+use crate::api::error::ApiError;
 use crate::api::json::json;
 use crate::clock::{Clock, rfc3339};
 use crate::templates::{InvalidTemplateName, TemplateName, new_tag, parse_tag};
@@ -81,10 +82,7 @@ fn parse_all(
 /// The template of a name, which must have no namespace but that of the team.
 async fn own(name: &TemplateName, text: &str, caller: &Caller, store: &Store) -> Result<TemplateRow, ApiError> {
     if !name.is_own(store, &caller.team).await? {
-        return Err(ApiError::invalid(format!(
-            "namespace \"{}\" is not that of your team",
-            name.namespace.as_deref().unwrap_or_default()
-        )));
+        return Err(ApiError::foreign_namespace(name));
     }
     find_own(text, &caller.team, store).await
 }
@@ -97,8 +95,8 @@ async fn own(name: &TemplateName, text: &str, caller: &Caller, store: &Store) ->
     request_body(content = TagAssignment),
     responses(
         (status = 201, description = "The build and its new tags", body = AssignedTags),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template, or it has no such finished build", body = ErrorBody),
+        (status = 403, description = "The template belongs to another team"),
+        (status = 404, description = "The team has no such template, or it has no such finished build"),
     )
 )]
 pub(crate) async fn assign_template_tags(
@@ -138,11 +136,7 @@ pub(crate) async fn assign_template_tags(
     path = "/templates/tags",
     tag = "templates",
     request_body(content = TagRemoval),
-    responses(
-        (status = 204, description = "The template has none of these tags"),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    responses((status = 204, description = "The template has none of these tags"), NotOwnTemplate)
 )]
 pub(crate) async fn delete_template_tags(
     State(store): State<Store>,
@@ -171,11 +165,7 @@ pub(crate) async fn delete_template_tags(
     path = "/templates/{templateID}/tags",
     tag = "templates",
     params(("templateID" = String, Path, description = "The id or a name of the template")),
-    responses(
-        (status = 200, description = "The tags", body = Vec<TemplateTag>),
-        (status = 403, description = "The template belongs to another team", body = ErrorBody),
-        (status = 404, description = "The team has no such template", body = ErrorBody),
-    )
+    responses((status = 200, description = "The tags", body = Vec<TemplateTag>), NotOwnTemplate)
 )]
 pub(crate) async fn list_template_tags(
     State(store): State<Store>,

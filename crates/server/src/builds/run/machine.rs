@@ -24,6 +24,7 @@ use super::super::recipe::{BuildFailure, Job};
 use crate::agent::{Agent, AgentError, Ended, EndsWith, Output, Pieces};
 use crate::chain::Chain;
 use crate::clock::rfc3339;
+use crate::ids::new_sandbox_id;
 
 /// The binary with the programs, in every sandbox.
 const PROGRAMS: &str = "/run/ringfence/agent";
@@ -63,9 +64,7 @@ impl<'a> Machine<'a> {
         image: Image,
     ) -> Result<Self, BuildFailure> {
         let machine = Self {
-            id: context
-                .new_sandbox_id()
-                .map_err(|error| internal("no id for a sandbox", &error))?,
+            id: new_sandbox_id().map_err(|error| internal("no id for a sandbox", &error))?,
             context,
             step: step.to_owned(),
         };

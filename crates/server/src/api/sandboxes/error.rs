@@ -1,0 +1,105 @@
+//! Responses about sandboxes that several operations have in common.
+
+use http::StatusCode;
+
+use crate::api::describe::error_sets;
+use crate::api::error::{ApiError, SOON_S};
+use crate::sandboxes::change::ChangeError;
+use crate::sandboxes::elsewhere::AbsentError;
+
+error_sets! {
+    /// There is no such sandbox.
+    NoSandbox {
+        404 "The team has no such sandbox";
+    }
+    /// There is no such sandbox, or it does not run.
+    NotRunning {
+        404 "The team has no such sandbox, or it is not running";
+    }
+    /// A running sandbox was not changed.
+    NotChanged {
+        404 "The team has no such sandbox, or it is not running";
+        409 "The sandbox is being killed";
+    }
+}
+
+impl ApiError {
+    /// 404: the sandbox does not exist or belongs to another team; the response is the same.
+    pub(crate) fn no_sandbox(id: impl std::fmt::Display) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            format!("sandbox \"{id}\" doesn't exist or you don't have access to it"),
+        )
+    }
+
+    /// The response for a sandbox that this server cannot change: 404, or 503 if it is on another node.
+    pub(crate) fn absent(error: AbsentError, id: impl std::fmt::Display) -> Self {
+        match error {
+            AbsentError::Store(error) => error.into(),
+            AbsentError::Unknown => Self::no_sandbox(id),
+            AbsentError::Elsewhere { node } => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("sandbox \"{id}\" is on node \"{node}\": send the request to the server of that node"),
+            )
+            .code("sandbox_on_other_node"),
+        }
+    }
+
+    /// 409: the sandbox is being ended.
+    pub(crate) fn stopping(id: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is being killed"))
+    }
+
+    /// 409: the sandbox is being paused or resumed; `verb` says which.
+    pub(crate) fn changing(id: impl std::fmt::Display, verb: &str) -> Self {
+        let why = format!("sandbox \"{id}\" is being {verb}: try again in a moment");
+        Self::new(StatusCode::CONFLICT, why).retry_after(SOON_S)
+    }
+
+    /// The response when a running sandbox could not be changed.
+    pub(crate) fn not_changed(error: ChangeError, id: impl std::fmt::Display) -> Self {
+        match error {
+            ChangeError::Store(error) => error.into(),
+            ChangeError::Stopping => Self::stopping(id),
+            ChangeError::Changing(verb) => Self::changing(id, verb),
+            ChangeError::Gone => Self::no_sandbox(id),
+            ChangeError::NotApplied(_) => Self::not_applied(id).caused_by(error),
+            ChangeError::NoToken => Self::invalid(format!(
+                "sandbox \"{id}\" has no injection of a code host, so there is no token to replace"
+            )),
+            ChangeError::Seal(_) | ChangeError::TaskFailed => Self::internal().caused_by(error),
+        }
+    }
+
+    /// 500: a change was stored but not applied. A repeated request is safe, and can work.
+    fn not_applied(id: impl std::fmt::Display) -> Self {
+        let why = format!(
+            "the change of sandbox \"{id}\" was stored but not applied, so its connections may still follow the \
+             settings before: send the request again, or wait until the platform has tried again"
+        );
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+            .code("sandbox_change_not_applied")
+            .should_retry(true)
+    }
+
+    /// Others are restored with their processes at the moment: 429 if they are of the same team, which can have `team_limit`
+    /// at the same time, otherwise 503.
+    pub(crate) fn restores_busy(team_limit: Option<usize>) -> Self {
+        let error = match team_limit {
+            Some(limit) => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                format!(
+                    "your team is limited to {limit} sandboxes that are restored with their processes at the same time: try \
+                     again in a moment"
+                ),
+            )
+            .code("restore_limit_reached"),
+            None => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the host restores as many sandboxes with their processes as it can: try again in a moment",
+            )
+            .code("restore_capacity_unavailable"),
+        };
+        error.retry_after(SOON_S)
+    }
+}

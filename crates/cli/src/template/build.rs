@@ -16,7 +16,6 @@ use sha2::{Digest as _, Sha256};
 use super::client::Client;
 use super::context::Context;
 use super::progress::Progress;
-use super::tar::hex;
 use crate::args::BuildArgs;
 use crate::output::{self, Format};
 use crate::signals::Signals;
@@ -212,7 +211,7 @@ fn from(args: &BuildArgs) -> Result<From> {
             }
         }
         file.rewind()?;
-        return Ok(From::Archive(file, hex(&hash.finalize())));
+        return Ok(From::Archive(file, hex::encode(hash.finalize())));
     }
     let path = args.file.clone().unwrap_or_else(|| args.path.join("Dockerfile"));
     let text = read_text(&path)?;

@@ -131,12 +131,8 @@ impl Archive {
             Err(error) => bail!("write a temporary file: {}", error.error()),
         };
         file.rewind()?;
-        Ok((file, hex(&self.hash.finalize())))
+        Ok((file, hex::encode(self.hash.finalize())))
     }
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 struct Header<'a> {

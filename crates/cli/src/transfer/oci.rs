@@ -59,13 +59,7 @@ struct Blob {
 }
 
 fn digest_of(hash: &Sha256) -> String {
-    let digits = hash
-        .clone()
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<String>();
-    format!("sha256:{digits}")
+    format!("sha256:{}", hex::encode(hash.clone().finalize()))
 }
 
 /// A file without a name. Its size and its digest must be known before a registry takes it.

@@ -146,16 +146,19 @@ fn aws_signature(key: &AwsKey<'_>, host: &str, time: &str) -> String {
     let names = "content-type;host;x-amz-date;x-amz-target";
     let request = format!(
         "POST\n/\n\ncontent-type:{ECR_TYPE}\nhost:{host}\nx-amz-date:{time}\nx-amz-target:{ECR_TARGET}\n\n{names}\n{}",
-        hex(&Sha256::digest(ECR_BODY))
+        hex::encode(Sha256::digest(ECR_BODY))
     );
     let date = &time[..8];
     let scope = format!("{date}/{}/ecr/aws4_request", key.region);
-    let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex(&Sha256::digest(request)));
+    let text = format!(
+        "AWS4-HMAC-SHA256\n{time}\n{scope}\n{}",
+        hex::encode(Sha256::digest(request))
+    );
     let mut derived = format!("AWS4{}", key.secret).into_bytes();
     for part in [date, key.region, "ecr", "aws4_request"] {
         derived = mac(&derived, part);
     }
-    let signature = hex(&mac(&derived, &text));
+    let signature = hex::encode(mac(&derived, &text));
     format!(
         "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
         key.id
@@ -166,10 +169,6 @@ fn mac(key: &[u8], text: &str) -> Vec<u8> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(text.as_bytes());
     mac.finalize().into_bytes().to_vec()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[derive(Deserialize)]

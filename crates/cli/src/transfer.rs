@@ -4,7 +4,6 @@
 pub(crate) mod login;
 mod oci;
 mod pieces;
-mod query;
 mod reference;
 mod registry;
 
@@ -16,6 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
+use formats::percent;
 use http::Method;
 use http_body_util::{BodyExt as _, Empty, StreamBody};
 use hyper::body::Incoming;
@@ -26,7 +26,6 @@ use tokio::io::AsyncReadExt as _;
 
 use self::login::Login;
 use self::pieces::{Piece, Pieces};
-use self::query::encoded;
 use self::reference::{Reference, SCHEME};
 use self::registry::{Registry, Trust};
 use crate::args::{RegistryArgs, TransferCommand};
@@ -207,7 +206,11 @@ impl Drop for Unfinished {
 }
 
 async fn push(dir: &DataDir, team: &str, name: &str, path: &Path) -> Result<()> {
-    let query = format!("/template?team={}&name={}", encoded(team), encoded(name));
+    let query = format!(
+        "/template?team={}&name={}",
+        percent::encode(team),
+        percent::encode(name)
+    );
     let manifest: Manifest<Value> = ask(dir, Method::GET, &query).await?;
     if manifest.layers.is_empty() {
         bail!("template {name} has no layers of its own: there is nothing to push");
@@ -253,8 +256,8 @@ async fn import(
     };
     let query = format!(
         "/template?team={}&name={}&any_base={any_base}",
-        encoded(team),
-        encoded(name)
+        percent::encode(team),
+        percent::encode(name)
     );
     let exchanged = exchange(dir, Method::POST, &query, StreamBody::new(stream), read);
     let (body, sent) = tokio::join!(exchanged, send);

@@ -25,12 +25,13 @@ use self::tree::Tree;
 use crate::reference;
 
 /// The crates in which no file may use itself by way of others: all.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "agent",
     "blobs",
     "cli",
     "dockerfile",
     "docs",
+    "formats",
     "image",
     "measure",
     "model",

@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
+use formats::percent;
 use http::Method;
 use http_body_util::{BodyExt as _, Empty};
 use protocol::template_file::{BLOCK, FORMAT, MANIFEST, MANIFEST_MAX, Manifest, header, layer_name, padding};
@@ -18,7 +19,6 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::pieces::Pieces;
-use super::query::encoded;
 use super::reference::{Reference, is_digest};
 use super::registry::{Content, Refused, Registry};
 use crate::data_dir::DataDir;
@@ -77,7 +77,11 @@ pub(super) async fn push(dir: &DataDir, (team, name): (&str, &str), to: &Referen
     let Some(tag) = to.tag.as_deref().filter(|_| to.digest.is_none()) else {
         bail!("{to}: a template is pushed under a tag, and its digest is what comes of it");
     };
-    let query = format!("/template?team={}&name={}", encoded(team), encoded(name));
+    let query = format!(
+        "/template?team={}&name={}",
+        percent::encode(team),
+        percent::encode(name)
+    );
     let manifest: Manifest<Value> = ask(dir, Method::GET, &query).await?;
     ensure!(
         !manifest.layers.is_empty(),

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
+use formats::percent;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, LOCATION, RANGE, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -29,7 +30,6 @@ use tokio_rustls::TlsConnector;
 use tokio_util::io::ReaderStream;
 
 use super::login::{Login, secret};
-use super::query::encoded;
 use super::reference::Reference;
 use crate::output::printable;
 
@@ -263,7 +263,7 @@ impl Registry {
             let mark = if place.path.contains('?') { '&' } else { '?' };
             place
                 .path
-                .push_str(&format!("{mark}digest={}", digest.replace(':', "%3A")));
+                .push_str(&format!("{mark}digest={}", percent::encode(digest)));
             drop(answer);
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -446,9 +446,9 @@ impl Registry {
             .base
             .join(&realm)
             .context("the registry says that its tokens are at")?;
-        let actions = if self.writes { "pull%2Cpush" } else { "pull" };
-        let scope = format!("repository%3A{}%3A{actions}", self.repository.replace('/', "%2F"));
-        let service = parameter(bearer, "service").map(|service| format!("service={}&", encoded(&service)));
+        let actions = if self.writes { "pull,push" } else { "pull" };
+        let scope = percent::encode(&format!("repository:{}:{actions}", self.repository));
+        let service = parameter(bearer, "service").map(|service| format!("service={}&", percent::encode(&service)));
         let mark = if place.path.contains('?') { '&' } else { '?' };
         place
             .path

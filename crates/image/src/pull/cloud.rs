@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
+use formats::percent;
 use hmac::{Hmac, KeyInit, Mac};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method};
@@ -19,7 +20,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::http::{Client, Url};
-use super::registry::{Login, encode, secret};
+use super::registry::{Login, secret};
 
 /// Maximum size of a response with a token.
 const TOKEN_MAX: usize = 1 << 20;
@@ -190,7 +191,7 @@ struct GcpResponse {
 
 async fn gcp(client: &Client, url: &Url, account: &ServiceAccount, now: Timestamp) -> Result<Login> {
     let assertion = assertion(account, now.as_second())?;
-    let body = format!("grant_type={}&assertion={assertion}", encode(GCP_GRANT));
+    let body = format!("grant_type={}&assertion={assertion}", percent::encode(GCP_GRANT));
     let mut headers = HeaderMap::new();
     headers.insert(
         CONTENT_TYPE,

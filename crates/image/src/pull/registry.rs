@@ -10,6 +10,7 @@ use anyhow::{Context, Error, Result, anyhow, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use formats::percent;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_RANGE, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde::Deserialize;
@@ -330,8 +331,10 @@ impl Registry {
                 let scope = format!("repository:{}:pull", self.reference.repository);
                 let mut url = Url::parse(&realm).context("realm of the registry")?;
                 let mark = if url.path.contains('?') { '&' } else { '?' };
-                let service = service.map_or(String::new(), |service| format!("service={}&", encode(&service)));
-                url.path = format!("{}{mark}{service}scope={}", url.path, encode(&scope));
+                let service = service.map_or(String::new(), |service| {
+                    format!("service={}&", percent::encode(&service))
+                });
+                url.path = format!("{}{mark}{service}scope={}", url.path, percent::encode(&scope));
                 let mut headers = HeaderMap::new();
                 if let Some(login) = login {
                     headers.insert(AUTHORIZATION, login);
@@ -415,18 +418,4 @@ impl Progress<'_> {
         restarted.context("write a layer").map_err(Failure::from)?;
         Ok(())
     }
-}
-
-/// Percent-encoding of a value in a query.
-pub(super) fn encode(text: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
-    text.bytes()
-        .map(|byte| {
-            if is_plain(byte) {
-                char::from(byte).to_string()
-            } else {
-                format!("%{byte:02X}")
-            }
-        })
-        .collect()
 }

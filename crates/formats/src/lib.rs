@@ -5,4 +5,5 @@
 //! Invariant: nothing here opens a file or decides what a value means, and time and memory are bounded by the size of the
 //! input, or by a limit where the input only states a size.
 
+pub mod accounts;
 pub mod percent;

@@ -7,3 +7,4 @@
 
 pub mod accounts;
 pub mod percent;
+pub mod tar;

@@ -7,7 +7,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Seek as _;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -18,20 +17,15 @@ use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_util::io::ReaderStream;
 
 use super::login::{Login, secret};
 use super::reference::Reference;
 use crate::output::printable;
+use crate::requests::{self, Connection, Server, connector, roots_of_host};
 
 /// How long connecting may take, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,9 +40,6 @@ const REDIRECTS_MAX: usize = 5;
 const TEXT_MAX: usize = 64 << 10;
 /// Size of a piece of an upload, in bytes.
 const PIECE: usize = 128 << 10;
-
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// What a request sends.
 pub(super) enum Content {
@@ -86,9 +77,7 @@ impl Content {
 /// Where a request goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Location {
-    is_tls: bool,
-    /// `host` or `host:port`.
-    authority: String,
+    server: Server,
     /// Path and query.
     path: String,
 }
@@ -104,8 +93,10 @@ impl Location {
         let authority = uri.authority().context("an address without a host")?;
         ensure!(!authority.as_str().contains('@'), "an address with a user");
         Ok(Self {
-            is_tls,
-            authority: authority.to_string(),
+            server: Server {
+                is_tls,
+                authority: authority.clone(),
+            },
             path: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         })
     }
@@ -115,9 +106,9 @@ impl Location {
         if location.contains("://") {
             let next = Self::parse(location)?;
             ensure!(
-                next.is_tls || !self.is_tls,
+                next.server.is_tls || !self.server.is_tls,
                 "it leads from HTTPS to HTTP, to {}",
-                next.authority
+                next.server.authority
             );
             return Ok(next);
         }
@@ -132,7 +123,7 @@ impl Location {
     }
 
     fn is_same_server(&self, other: &Self) -> bool {
-        (self.is_tls, &self.authority) == (other.is_tls, &other.authority)
+        self.server == other.server
     }
 }
 
@@ -141,8 +132,7 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     headers: HeaderMap,
     body: Incoming,
-    /// It ends with the answer.
-    _connection: JoinSet<()>,
+    _connection: Connection,
 }
 
 impl Answer {
@@ -208,8 +198,7 @@ impl Registry {
             true => "http",
             false => "https",
         };
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let mut roots = roots_of_host();
         let other = connector(roots.clone());
         if let Some(pem) = trust.authorities.get(host) {
             for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
@@ -373,24 +362,19 @@ impl Registry {
     }
 
     async fn once(&self, method: &Method, place: &Location, headers: &HeaderMap, content: &Content) -> Result<Answer> {
-        let Location { authority, .. } = place;
-        if !place.is_tls && !self.insecure.contains(authority) {
+        let Server { is_tls, authority } = &place.server;
+        if !is_tls && !self.insecure.iter().any(|other| other == authority.as_str()) {
             return Err(Refused(format!(
                 "{authority} has no HTTPS, and is not in `builds.insecure_registries`"
             ))
             .into());
         }
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(place)).await;
-        let connected = connected
-            .map_err(|_| anyhow!("timeout"))
-            .and_then(|connected| connected);
-        let stream = connected.with_context(|| format!("connect to {authority}"))?;
-        let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
-            // Its errors are also those of the request or the body.
-            let _ = connection.await;
-        });
+        let tls = if place.is_same_server(&self.base) {
+            &self.own
+        } else {
+            &self.other
+        };
+        let stream = place.server.connect(tls, CONNECT_TIMEOUT).await?;
         let mut request = Request::builder()
             .method(method)
             .uri(&place.path)
@@ -407,31 +391,16 @@ impl Registry {
             Content::File(..) => UPLOAD_TIMEOUT,
             _ => ANSWER_TIMEOUT,
         };
-        let answer = tokio::time::timeout(bound, requests.send_request(request)).await;
+        let answer = tokio::time::timeout(bound, requests::send(stream, request)).await;
         let answer = answer.map_err(|_| anyhow!("{authority} does not answer"))?;
-        let (head, body) = answer.with_context(|| format!("request to {authority}"))?.into_parts();
+        let (response, connection) = answer.with_context(|| format!("request to {authority}"))?;
+        let (head, body) = response.into_parts();
         Ok(Answer {
             status: head.status,
             headers: head.headers,
             body,
-            _connection: tasks,
+            _connection: connection,
         })
-    }
-
-    async fn connect(&self, place: &Location) -> Result<Box<dyn Stream>> {
-        let uri: http::uri::Authority = place.authority.parse()?;
-        let name = uri.host().trim_matches(['[', ']']).to_owned();
-        let port = uri.port_u16().unwrap_or(if place.is_tls { 443 } else { 80 });
-        let stream = TcpStream::connect((name.as_str(), port)).await?;
-        stream.set_nodelay(true)?;
-        if !place.is_tls {
-            return Ok(Box::new(stream));
-        }
-        let tls = match place.is_same_server(&self.base) {
-            true => &self.own,
-            false => &self.other,
-        };
-        Ok(Box::new(tls.connect(ServerName::try_from(name)?, stream).await?))
     }
 
     /// The authorization that a registry asks for; none if there are no credentials for it.
@@ -470,7 +439,7 @@ impl Registry {
 
     /// What an answer that is no success means.
     async fn failure(&self, answer: &mut Answer, what: &str) -> anyhow::Error {
-        let Location { authority, .. } = &self.base;
+        let authority = &self.base.server.authority;
         let status = answer.status;
         let text = answer.bytes(TEXT_MAX).await.unwrap_or_default();
         let text: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
@@ -493,13 +462,6 @@ impl Registry {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Refused(String);
-
-fn connector(roots: RootCertStore) -> TlsConnector {
-    let config = rustls::ClientConfig::builder()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    TlsConnector::from(Arc::new(config))
-}
 
 fn scheme(challenge: &str) -> String {
     let scheme = challenge.split_ascii_whitespace().next().unwrap_or_default();
@@ -526,7 +488,10 @@ mod tests {
     #[test]
     fn answers_lead_to_no_worse_place() {
         let base = Location::parse("https://h.example:5000/v2/a").unwrap();
-        let check = |location: &str| base.join(location).ok().map(|place| (place.authority, place.path));
+        let check = |location: &str| {
+            let place = base.join(location).ok()?;
+            Some((place.server.authority.to_string(), place.path))
+        };
         let at = |authority: &str, path: &str| Some((authority.to_owned(), path.to_owned()));
         assert_eq!(check("/v2/b?x=1"), at("h.example:5000", "/v2/b?x=1"));
         assert_eq!(check("https://cdn.example/c"), at("cdn.example", "/c"));

@@ -25,7 +25,7 @@ use self::tree::Tree;
 use crate::reference;
 
 /// The crates in which no file may use itself by way of others: all.
-const CRATES: [&str; 17] = [
+const CRATES: [&str; 18] = [
     "agent",
     "blobs",
     "cli",
@@ -38,6 +38,7 @@ const CRATES: [&str; 17] = [
     "node",
     "protocol",
     "proxy",
+    "registry",
     "runtime",
     "server",
     "store",

@@ -19,7 +19,7 @@ use super::progress::Progress;
 use crate::args::BuildArgs;
 use crate::output::{self, Format};
 use crate::signals::Signals;
-use crate::transfer::login::Login;
+use crate::transfer::login;
 
 /// Delay between two questions for the status.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -187,9 +187,9 @@ fn logins(args: &BuildArgs) -> Result<Vec<(String, Value)>> {
         }
     }
     let known = args.registry_login.iter().map(|host| {
-        let login = Login::known(host)?;
+        let login = login::known(host)?;
         let login = login.with_context(|| format!("there are no credentials for {host}: run `docker login {host}`"))?;
-        Ok((host.clone(), login.body()))
+        Ok((host.clone(), login::body(&login)))
     });
     known.collect()
 }

@@ -12,15 +12,13 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method};
 use jiff::Timestamp;
 use protocol::image::{Credentials, Transfer};
+use registry::{Client, Login, Url, secret};
 use rustls::SignatureScheme;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-
-use super::http::{Client, Url};
-use super::registry::{Login, secret};
 
 /// Maximum size of a response with a token.
 const TOKEN_MAX: usize = 1 << 20;
@@ -116,7 +114,7 @@ async fn ecr(client: &Client, url: &Url, key: &AwsKey<'_>, now: Timestamp) -> Re
     headers.insert(AUTHORIZATION, secret(&aws_signature(key, &authority, &time))?);
     let body = Bytes::from_static(ECR_BODY);
     let response = client
-        .send(Method::POST, url, &headers, body)
+        .send(&Method::POST, url, &headers, &body)
         .await
         .map_err(|failure| failure.error)?;
     ensure!(
@@ -198,7 +196,7 @@ async fn gcp(client: &Client, url: &Url, account: &ServiceAccount, now: Timestam
         HeaderValue::from_static("application/x-www-form-urlencoded"),
     );
     let response = client
-        .send(Method::POST, url, &headers, body.into())
+        .send(&Method::POST, url, &headers, &Bytes::from(body))
         .await
         .map_err(|failure| failure.error)?;
     let (status, authority) = (response.status, response.authority.clone());

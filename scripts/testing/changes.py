@@ -75,6 +75,8 @@ RULES = (
     Rule("crates/server/*", ("server",), (python("rest", "auth", "lifecycle", seconds=30), SMOKE)),
     Rule("crates/store/*", ("store",), (python("operator", "rest"), crash("builds", seconds=40))),
     Rule("crates/image/*", ("image",), (python("template_builds", "dockerfiles", seconds=50), fence("images"))),
+    Rule("crates/formats/*", ("formats", "agent", "image"), (python("template_builds", seconds=25),)),
+    Rule("crates/registry/*", ("registry", "image", "cli"), (python("template_registry"), fence("images"))),
     Rule("crates/dockerfile/*", ("dockerfile",), (python("dockerfiles", seconds=30),)),
     Rule("crates/blobs/*", ("blobs",), (Run("blobs", ("blobs",), 40),)),
     Rule("crates/docs/*", ("docs",), (Run("mcp", ("mcp",), 20),)),

@@ -1,7 +1,7 @@
 //! Users of the sandbox, out of its own `/etc/passwd` and `/etc/group`.
 //!
 //! Both files belong to root in the sandbox, so reading them is bounded and never blocks: a regular file
-//! of at most [`LIMIT`] bytes, anything malformed skipped. libc's lookups are not used; in a static program they load
+//! of at most [`accounts::FILE_MAX`] bytes, anything malformed skipped. libc's lookups are not used; in a static program they load
 //! shared code out of the image.
 
 use std::collections::HashMap;
@@ -9,10 +9,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use formats::accounts;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
-/// The most that is read of either file. Large installations have thousands of users, of about 60 bytes each.
-const LIMIT: u64 = 1024 * 1024;
 /// The largest id that a sandbox has.
 const ID_MAX: u32 = 65_535;
 /// The most supplementary groups that a process gets; the kernel's own limit is 65,536.
@@ -74,11 +73,9 @@ impl Users {
 
     /// All names, as both files have them now.
     pub(crate) fn names(&self) -> Names {
-        let names = |path| names_by_id(&read_bounded(path).unwrap_or_default());
-        Names {
-            users: names(&self.passwd),
-            groups: names(&self.group),
-        }
+        let passwd = read_bounded(&self.passwd).unwrap_or_default();
+        let group = read_bounded(&self.group).unwrap_or_default();
+        Names::of(&passwd, &group)
     }
 }
 
@@ -90,6 +87,18 @@ pub(crate) struct Names {
 }
 
 impl Names {
+    /// The first name of an id counts.
+    fn of(passwd: &[u8], group: &[u8]) -> Self {
+        let mut names = Self::default();
+        for user in accounts::users(passwd) {
+            names.users.entry(user.uid).or_insert_with(|| user.name.to_owned());
+        }
+        for group in accounts::groups(group) {
+            names.groups.entry(group.gid).or_insert_with(|| group.name.to_owned());
+        }
+        names
+    }
+
     /// The user's name, or the id of one that has none.
     pub(crate) fn user(&self, id: u32) -> String {
         self.users.get(&id).cloned().unwrap_or_else(|| id.to_string())
@@ -101,7 +110,7 @@ impl Names {
     }
 }
 
-/// A regular file's first [`LIMIT`] bytes. Never waits, whatever is under that name.
+/// A regular file's first [`accounts::FILE_MAX`] bytes. Never waits, whatever is under that name.
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     // A link out of the directory's own file system is not followed: where it leads there may be a file that this
     // program itself answers for, and it would wait for itself. What is mounted at the very name was put there by who
@@ -125,98 +134,57 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut text = Vec::new();
-    file.take(LIMIT).read_to_end(&mut text)?;
+    file.take(accounts::FILE_MAX).read_to_end(&mut text)?;
     Ok(text)
 }
 
-fn lines(text: &[u8]) -> impl Iterator<Item = Vec<&str>> {
-    text.split(|byte| *byte == b'\n')
-        .filter_map(|line| std::str::from_utf8(line).ok())
-        .map(|line| line.split(':').collect())
-}
-
 fn find_user(passwd: &[u8], name: &str) -> Option<User> {
-    // Names of NIS entries begin with a sign, and an empty name would match broken lines.
-    if name.is_empty() || name.starts_with(['+', '-']) {
-        return None;
-    }
-    lines(passwd).find_map(|fields| match fields.as_slice() {
-        [found, _, uid, gid, _, home, ..] if *found == name => Some(User {
-            name: name.to_owned(),
-            uid: listed(uid)?,
-            gid: listed(gid)?,
-            home: PathBuf::from(home),
+    accounts::users(passwd).find(|user| user.name == name).map(User::from)
+}
+
+impl From<accounts::User<'_>> for User {
+    fn from(line: accounts::User<'_>) -> Self {
+        Self {
+            name: line.name.to_owned(),
+            uid: line.uid,
+            gid: line.gid,
+            home: PathBuf::from(line.home),
             has_one_group: false,
-        }),
-        _ => None,
-    })
+        }
+    }
 }
 
-/// A number of a line, which need not be one of the sandbox. The largest one means "unchanged".
-fn listed(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|id| *id != u32::MAX)
-}
-
-/// A text as an id of the sandbox. The kernel takes the largest number of the type as "unchanged", which must not get
-/// there.
+/// A text as an id of the sandbox.
 fn id(text: &str) -> Option<u32> {
-    let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let id = is_digits.then(|| text.parse().ok()).flatten();
-    id.filter(|id| *id <= ID_MAX)
+    accounts::id(text).filter(|id| *id <= ID_MAX)
 }
 
 /// The first user with an id, or one that has no name.
 fn user_of_id(passwd: &[u8], id: u32) -> User {
-    let name = lines(passwd).find_map(|fields| match fields.as_slice() {
-        [name, _, uid, ..] if uid.parse() == Ok(id) => Some((*name).to_owned()),
-        _ => None,
-    });
-    // A line that is broken otherwise is not that of the id.
-    let found = name
-        .and_then(|name| find_user(passwd, &name))
-        .filter(|user| user.uid == id);
-    found.unwrap_or_else(|| User {
-        name: id.to_string(),
-        uid: id,
-        gid: 0,
-        home: PathBuf::from("/"),
-        has_one_group: false,
-    })
+    let found = accounts::users(passwd).find(|user| user.uid == id);
+    found.map_or_else(
+        || User {
+            name: id.to_string(),
+            uid: id,
+            gid: 0,
+            home: PathBuf::from("/"),
+            has_one_group: false,
+        },
+        User::from,
+    )
 }
 
 fn find_group(group: &[u8], name: &str) -> Option<u32> {
-    if name.is_empty() || name.starts_with(['+', '-']) {
-        return None;
-    }
-    lines(group).find_map(|fields| match fields.as_slice() {
-        [found, _, id, ..] if *found == name => id.parse().ok(),
-        _ => None,
-    })
-}
-
-/// First and third field of every line, which are name and id in both files. The first name of an id counts.
-fn names_by_id(text: &[u8]) -> HashMap<u32, String> {
-    let mut names = HashMap::new();
-    for fields in lines(text) {
-        if let [name, _, id, ..] = fields.as_slice()
-            && !name.is_empty()
-            && let Ok(id) = id.parse()
-        {
-            names.entry(id).or_insert_with(|| (*name).to_owned());
-        }
-    }
-    names
+    let found = accounts::groups(group).find(|group| group.name == name);
+    found.map(|group| group.gid)
 }
 
 fn groups_of(group: &[u8], user: &User) -> Vec<u32> {
     let mut ids = vec![user.gid];
-    for fields in lines(group) {
-        let [_, _, id, members, ..] = fields.as_slice() else {
-            continue;
-        };
-        let Ok(id) = id.parse() else { continue };
-        if members.split(',').any(|member| member == user.name) && !ids.contains(&id) && ids.len() < GROUP_LIMIT {
-            ids.push(id);
+    for group in accounts::groups(group) {
+        let is_member = group.members().any(|member| member == user.name);
+        if is_member && !ids.contains(&group.gid) && ids.len() < GROUP_LIMIT {
+            ids.push(group.gid);
         }
     }
     ids
@@ -314,10 +282,7 @@ mod tests {
 
     #[test]
     fn names_are_found_by_id() {
-        let names = Names {
-            users: names_by_id(PASSWD),
-            groups: names_by_id(b"wheel:x:0:\n"),
-        };
+        let names = Names::of(PASSWD, b"wheel:x:0:\n");
         for (id, expect) in [(0, "root"), (1000, "user"), (7, "noshell"), (5, "5")] {
             assert_eq!(names.user(id), expect);
         }

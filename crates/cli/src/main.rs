@@ -25,6 +25,7 @@ mod master_key;
 mod node_identity;
 mod operator;
 mod output;
+mod requests;
 mod sandboxes;
 mod secret;
 mod signals;

@@ -30,7 +30,7 @@ use store::sealed::{Resealed, SealedColumn};
 use crate::clock::now_us;
 use crate::data_dir::{DataDir, write_and_rename};
 use crate::output;
-use crate::secret::{hex, random, unhex};
+use crate::secret::random;
 
 /// The file of the master key in a data directory: 64 hexadecimal characters, so that it fits into any secret store.
 pub(crate) const MASTER_FILE: &str = "secret.key";
@@ -71,7 +71,7 @@ impl fmt::Debug for MasterKey {
 
 /// The key that a text is.
 pub(crate) fn parse(text: &str) -> Option<Key> {
-    unhex(text.trim())?.try_into().ok()
+    hex::decode(text.trim()).ok()?.try_into().ok()
 }
 
 /// Reads the key of a file; none if there is no such file.
@@ -102,7 +102,7 @@ pub(crate) fn files() -> [String; 2] {
 
 /// The name under which the objects of a database are known in a bucket. It says nothing about the seed.
 pub(crate) fn blob_owner(token_seed: &Key) -> String {
-    hex(&derive(token_seed, "ringfence/blob-owner/1"))
+    hex::encode(derive(token_seed, "ringfence/blob-owner/1"))
 }
 
 fn next_to(path: &Path) -> PathBuf {
@@ -132,7 +132,7 @@ impl MasterKey {
             return Self::load(dir, source);
         };
         if *source == KeySource::DataDir && read(&path)?.is_none() {
-            let text = hex(&random::<32>()?);
+            let text = hex::encode(random::<32>()?);
             dir.write_private(MASTER_FILE, format!("{text}\n").as_bytes())?;
         }
         Self::load(dir, source)
@@ -182,7 +182,7 @@ impl MasterKey {
     /// When the database fails, or was sealed with another key.
     pub(crate) async fn token_seed(&self, store: &Store) -> Result<Key> {
         let derived = derive(&self.key, "ringfence/token-seed/1");
-        let sealed = self.seal(TOKEN_SEED_OWNER, &hex(&derived))?;
+        let sealed = self.seal(TOKEN_SEED_OWNER, &hex::encode(derived))?;
         let stored = store.platform_secret(TOKEN_SEED, &sealed).await?;
         let seed = self.open(TOKEN_SEED_OWNER, &stored).context(
             "the secrets in the database were sealed with another master key: restore that key, or give the secrets up \
@@ -248,7 +248,7 @@ pub(crate) async fn rotate(store: &Store, dir: &DataDir, source: &KeySource, to:
         (None, Some(_), Some(next)) => next,
         (None, Some(path), None) => {
             let new = random::<32>()?;
-            let text = format!("{}\n", hex(&new));
+            let text = format!("{}\n", hex::encode(new));
             let next = next_to(path);
             write_and_rename(&next, 0o600, text.as_bytes()).with_context(|| format!("write {}", next.display()))?;
             new

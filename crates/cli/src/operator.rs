@@ -2,16 +2,15 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::Empty;
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use server::operator::{OperatorError, OperatorSocket};
 
 use crate::data_dir::DataDir;
+use crate::requests;
 
 /// Largest answer that is read, in bytes: some 10,000 log entries or sandboxes.
 const ANSWER_MAX: usize = 256 << 20;
@@ -34,8 +33,7 @@ pub(crate) async fn answer(dir: &DataDir, method: Method, path: &str) -> Result<
 
 /// Reads a body.
 pub(crate) async fn read(body: Incoming) -> Result<Bytes> {
-    let body = Limited::new(body, ANSWER_MAX).collect().await;
-    Ok(body.map_err(|error| anyhow!("{error}"))?.to_bytes())
+    requests::whole(body, ANSWER_MAX).await
 }
 
 /// Sends a request with a body, and gives the body of a success to `take`.
@@ -47,7 +45,7 @@ pub(crate) async fn exchange<B, T>(
     take: impl AsyncFnOnce(Incoming) -> Result<T>,
 ) -> Result<T>
 where
-    B: Body<Data = Bytes> + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let stream = OperatorSocket::connect(dir.path()).await.map_err(|error| {
@@ -59,31 +57,23 @@ where
             _ => anyhow!(error).context(format!("connect to the platform on {shown}")),
         }
     })?;
-    let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header(http::header::HOST, "operator")
         .body(body)?;
-    // The future owns the sender, so the connection is closed with it instead of staying open until its idle timeout.
-    let exchange = async move {
-        let response: Response<Incoming> = requests
-            .send_request(request)
-            .await
-            .context("send the request to the platform")?;
-        let status = response.status();
-        if status.is_success() {
-            return take(response.into_body()).await;
+    let sent = requests::send(stream, request).await;
+    let (response, _connection) = sent.context("send the request to the platform")?;
+    let status = response.status();
+    if status.is_success() {
+        return take(response.into_body()).await;
+    }
+    let body = read(response.into_body()).await?;
+    match serde_json::from_slice::<OperatorError>(&body) {
+        Ok(error) => bail!(error.message),
+        Err(_) if status == StatusCode::NOT_FOUND => {
+            bail!("the platform does not support {path}; is it an older version?")
         }
-        let body = read(response.into_body()).await?;
-        match serde_json::from_slice::<OperatorError>(&body) {
-            Ok(error) => bail!(error.message),
-            Err(_) if status == StatusCode::NOT_FOUND => {
-                bail!("the platform does not support {path}; is it an older version?")
-            }
-            Err(_) => bail!("the platform answered {status}"),
-        }
-    };
-    let (exchanged, _) = tokio::join!(exchange, connection);
-    exchanged
+        Err(_) => bail!("the platform answered {status}"),
+    }
 }

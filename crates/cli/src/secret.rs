@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing here is printed by `Debug`, and API keys are kept as hashes only.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use anyhow::{Context, Result, anyhow};
 use server::keys::API_KEY_PREFIX;
@@ -16,27 +16,6 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| anyhow!("read random bytes: {error}"))?;
     Ok(bytes)
-}
-
-/// Bytes as hexadecimal digits in lower case.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-}
-
-/// The bytes of hexadecimal digits; none if the text is empty or holds anything else.
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
-    if text.is_empty() || !text.len().is_multiple_of(2) || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    (0..text.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok())
-        .collect()
 }
 
 /// An API key: `e2b_` and 40 hexadecimal characters, because older SDKs refuse any other form before they ask.
@@ -57,7 +36,7 @@ impl ApiKey {
     /// # Errors
     /// When the kernel has no random bytes.
     pub(crate) fn generate() -> Result<Self> {
-        let text = format!("{API_KEY_PREFIX}{}", hex(&random::<20>()?));
+        let text = format!("{API_KEY_PREFIX}{}", hex::encode(random::<20>()?));
         Self::parse(&text).context("create an API key")
     }
 
@@ -108,8 +87,8 @@ impl AccessPair {
     /// When the kernel has no random bytes.
     pub(crate) fn generate() -> Result<Self> {
         Ok(Self {
-            access: format!("rfa_{}", hex(&random::<16>()?)),
-            secret: format!("rfs_{}", hex(&random::<32>()?)),
+            access: format!("rfa_{}", hex::encode(random::<16>()?)),
+            secret: format!("rfs_{}", hex::encode(random::<32>()?)),
         })
     }
 }

@@ -4,9 +4,8 @@
 pub(crate) mod login;
 mod oci;
 mod pieces;
-mod query;
 mod reference;
-mod registry;
+mod repository;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -16,19 +15,20 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::{Bytes, BytesMut};
+use formats::percent;
+use formats::tar::{BLOCK, padding};
 use http::Method;
 use http_body_util::{BodyExt as _, Empty, StreamBody};
 use hyper::body::Incoming;
-use protocol::template_file::{BLOCK, MANIFEST, Manifest, header, layer_name, padding};
+use protocol::template_file::{MANIFEST, Manifest, header, layer_name};
+use registry::Access;
 use serde_json::Value;
 use server::operator::{OperatorCollection, OperatorTemplate};
 use tokio::io::AsyncReadExt as _;
 
-use self::login::Login;
 use self::pieces::{Piece, Pieces};
-use self::query::encoded;
 use self::reference::{Reference, SCHEME};
-use self::registry::{Registry, Trust};
+use self::repository::{Artifacts, Trust};
 use crate::args::{RegistryArgs, TransferCommand};
 use crate::config::Config;
 use crate::config::builds::registry_authorities;
@@ -62,7 +62,7 @@ pub(crate) fn run(config: &Config, command: &TransferCommand) -> Result<ExitCode
             registry,
         } => match artifact(to)? {
             Some(to) => {
-                let registry = open(config, registry, &to, true)?;
+                let registry = open(config, registry, &to, Access::Push)?;
                 block_on(oci::push(&dir, (team, name), &to, &registry))?;
             }
             None => block_on(push(&dir, team, name, to))?,
@@ -82,7 +82,7 @@ pub(crate) fn run(config: &Config, command: &TransferCommand) -> Result<ExitCode
             let to = (team.as_str(), name, *any_base);
             match artifact(from)? {
                 Some(from) => {
-                    let registry = open(config, registry, &from, false)?;
+                    let registry = open(config, registry, &from, Access::Pull)?;
                     block_on(pull_artifact(&dir, to, &from, &registry))?;
                 }
                 None => block_on(pull(&dir, to, from))?,
@@ -101,14 +101,14 @@ fn artifact(argument: &Path) -> Result<Option<Reference>> {
 }
 
 /// The registry of an artifact, with the trust that it has for builds.
-fn open(config: &Config, args: &RegistryArgs, of: &Reference, writes: bool) -> Result<Registry> {
-    let login = Login::find(args, &of.host)?;
+fn open(config: &Config, args: &RegistryArgs, of: &Reference, access: Access) -> Result<Artifacts> {
+    let login = login::find(args, &of.host)?;
     let authorities = registry_authorities(&config.registry_ca_files)?;
     let trust = Trust {
         insecure: &config.builds.insecure_registries,
         authorities: &authorities,
     };
-    Registry::new(of, &trust, login, writes)
+    Artifacts::new(of, &trust, login, access)
 }
 
 /// Runs `gc`.
@@ -207,7 +207,11 @@ impl Drop for Unfinished {
 }
 
 async fn push(dir: &DataDir, team: &str, name: &str, path: &Path) -> Result<()> {
-    let query = format!("/template?team={}&name={}", encoded(team), encoded(name));
+    let query = format!(
+        "/template?team={}&name={}",
+        percent::encode(team),
+        percent::encode(name)
+    );
     let manifest: Manifest<Value> = ask(dir, Method::GET, &query).await?;
     if manifest.layers.is_empty() {
         bail!("template {name} has no layers of its own: there is nothing to push");
@@ -253,8 +257,8 @@ async fn import(
     };
     let query = format!(
         "/template?team={}&name={}&any_base={any_base}",
-        encoded(team),
-        encoded(name)
+        percent::encode(team),
+        percent::encode(name)
     );
     let exchanged = exchange(dir, Method::POST, &query, StreamBody::new(stream), read);
     let (body, sent) = tokio::join!(exchanged, send);
@@ -285,7 +289,7 @@ async fn pull(dir: &DataDir, to: (&str, &str, bool), path: &Path) -> Result<()> 
     import(dir, to, send).await
 }
 
-async fn pull_artifact(dir: &DataDir, to: (&str, &str, bool), from: &Reference, registry: &Registry) -> Result<()> {
+async fn pull_artifact(dir: &DataDir, to: (&str, &str, bool), from: &Reference, registry: &Artifacts) -> Result<()> {
     let found = oci::find(from, registry).await.with_context(|| from.to_string())?;
     let send = async move |to: &Pieces| {
         let sent = oci::send(found, registry, to).await;

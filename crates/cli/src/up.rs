@@ -33,7 +33,7 @@ use crate::data_dir::DataDir;
 use crate::database::open_store;
 use crate::doctor;
 use crate::master_key::{self, MasterKey};
-use crate::secret::{hex, random};
+use crate::secret::random;
 use crate::signals::Signals;
 use crate::tls;
 use crate::{accounts, harden, node_identity, output, templates};
@@ -289,7 +289,7 @@ async fn open_blobs(config: &BlobConfig, dir: &DataDir, token_seed: &[u8; 32]) -
     let store = Arc::new(Blobs::open(&settings)?);
     let owner = master_key::blob_owner(token_seed);
     let check = async {
-        store.probe(&hex(&random::<8>()?)).await?;
+        store.probe(&hex::encode(random::<8>()?)).await?;
         anyhow::Ok(store.claim(&owner).await?)
     };
     match check.await {

@@ -34,7 +34,7 @@ pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> V
             } else if !wanted.is_empty() && last(other) == wanted {
                 1
             } else {
-                let distance = edits(stem.as_bytes(), other_stem.as_bytes());
+                let distance = strsim::levenshtein(&stem, &other_stem);
                 (distance <= stem.len() / 3).then_some(distance + 1)?
             };
             Some((distance, other))
@@ -44,29 +44,14 @@ pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> V
     found.into_iter().take(MOST).map(|(_, other)| other).collect()
 }
 
-/// The Levenshtein distance.
-fn edits(one: &[u8], other: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, byte) in one.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = at + 1;
-        for (column, other_byte) in other.iter().enumerate() {
-            let cost = diagonal + usize::from(byte != other_byte);
-            diagonal = row[column + 1];
-            row[column + 1] = cost.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[other.len()]
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{edits, nearest};
+    use super::nearest;
 
     #[test]
     fn distances() {
         for (one, other, distance) in [("", "", 0), ("a", "", 1), ("kitten", "sitting", 3), ("ab", "ba", 2)] {
-            assert_eq!(edits(one.as_bytes(), other.as_bytes()), distance);
+            assert_eq!(strsim::levenshtein(one, other), distance);
         }
     }
 

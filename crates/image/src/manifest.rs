@@ -39,8 +39,7 @@ impl Digest {
     }
 
     pub(crate) fn from_hash(hash: &[u8]) -> Self {
-        let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-        Self(format!("sha256:{hex}"))
+        Self(format!("sha256:{}", hex::encode(hash)))
     }
 
     pub(crate) fn hex(&self) -> &str {

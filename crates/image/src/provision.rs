@@ -11,6 +11,7 @@ mod python;
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
+use formats::accounts::id;
 use protocol::image::{ProvisionJob, ProvisionReport};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Uid};
 
@@ -19,7 +20,7 @@ use self::directory::{INSIDE, STRICT, make};
 use self::image::OsRelease;
 use crate::files;
 use crate::message::show;
-use crate::users::{self, User, Users};
+use crate::users::{User, Users};
 
 /// Directories that programs expect, with their modes.
 const DIRECTORIES: [(&[u8], u32); 6] = [
@@ -42,7 +43,7 @@ pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
         Some((name, group)) => (name, Some(group)),
         None => (job.user.as_str(), None),
     };
-    let number = users::id(name);
+    let number = id(name);
     match number {
         Some(id) => ensure!(
             id <= ID_MAX,
@@ -65,7 +66,7 @@ pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
     let gid = match group {
         None => None,
         Some(group) => {
-            let number = users::id(group).filter(|id| *id <= ID_MAX);
+            let number = id(group).filter(|id| *id <= ID_MAX);
             let gid = known.group(group).or(number);
             let unknown = || format!("there is no group {group:?} for user {name:?}: create it first");
             Some(gid.with_context(unknown)?)

@@ -3,12 +3,10 @@
 //! Layers are downloaded to files, several at a time, and unpacked in order when their digest is known to be right. So
 //! nothing unchecked is unpacked, and an interrupted download goes on where it ended.
 
-mod challenge;
 mod cloud;
 mod dns;
-mod http;
 mod reference;
-mod registry;
+mod repository;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -19,13 +17,13 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use jiff::Timestamp;
 use protocol::image::{ImageReport, LayerReport, Progress, PullJob};
+use registry::{Client, Retries, Settings};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use self::http::Client;
 use self::reference::Reference;
-use self::registry::{Blob, Registry, Retries};
+use self::repository::{Blob, Registry};
 use crate::layers::{Config, Layers, WorkDir};
 use crate::limits::STACK;
 use crate::manifest::{self, Digest, Image, Manifest};
@@ -111,12 +109,13 @@ async fn find(
     log: Log<'_>,
 ) -> Result<(Arc<Registry>, Digest, Image)> {
     let transfer = &job.transfer;
-    let client = Client::new(
-        &job.authorities,
-        job.insecure.clone(),
-        Duration::from_millis(transfer.request_timeout_ms),
-        Duration::from_millis(transfer.stall_timeout_ms),
-    )?;
+    let client = Client::new(&Settings {
+        authorities: &job.authorities,
+        insecure: &job.insecure,
+        request_timeout: Duration::from_millis(transfer.request_timeout_ms),
+        stall_timeout: Duration::from_millis(transfer.stall_timeout_ms),
+        lookup: |host| Box::pin(async move { dns::lookup(&host).await }),
+    })?;
     let retries = Retries {
         attempts: transfer.attempts.max(1),
         backoff: Duration::from_millis(transfer.backoff_ms),

@@ -8,12 +8,11 @@ mod pax;
 use std::io::{self, Read};
 
 use anyhow::{Context, Result, bail, ensure};
+use formats::tar::{self, BLOCK, field, text};
 
 use self::pax::Pax;
 use crate::message::show;
 
-/// Size of a header, and the unit to which contents are padded.
-const BLOCK: usize = 512;
 /// Maximum length of a GNU long name. The kernel takes no path above 4096 bytes.
 const NAME_MAX: u64 = 8192;
 /// Maximum length of a pax header, which may have extended attributes of 64 KiB each.
@@ -105,8 +104,8 @@ impl<R: Read> Reader<R> {
                 );
                 return Ok(None);
             };
-            let size = number(&header[124..136]).context("invalid size")?;
-            match header[156] {
+            let size = number(&header[field::SIZE]).context("invalid size")?;
+            match header[field::KIND] {
                 b'L' => path = Some(self.text(size)?),
                 b'K' => link = Some(self.text(size)?),
                 b'x' => pax = Pax::parse(&self.extended(size)?)?,
@@ -145,16 +144,8 @@ impl<R: Read> Reader<R> {
         if block.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        let stored = number(&block[148..156]).context("not a tar archive")?;
-        let blank = |index| (148..156).contains(&index);
-        let bytes = || {
-            block
-                .iter()
-                .enumerate()
-                .map(|(index, byte)| if blank(index) { b' ' } else { *byte })
-        };
-        let unsigned: u64 = bytes().map(u64::from).sum();
-        let signed: i64 = bytes().map(|byte| i64::from(byte.cast_signed())).sum();
+        let stored = number(&block[field::CHECKSUM]).context("not a tar archive")?;
+        let (unsigned, signed) = (tar::checksum(&block), tar::signed_checksum(&block));
         ensure!(
             stored == unsigned || i64::try_from(stored) == Ok(signed),
             "not a tar archive, or damaged: wrong checksum of a header"
@@ -187,7 +178,7 @@ impl<R: Read> Reader<R> {
 
     fn begin(&mut self, size: u64) {
         self.left = size;
-        self.padding = size.wrapping_neg() % BLOCK as u64;
+        self.padding = tar::padding(size) as u64;
     }
 
     fn entry(
@@ -200,21 +191,21 @@ impl<R: Read> Reader<R> {
     ) -> Result<Entry> {
         let is_ustar = &header[257..263] == b"ustar\0";
         let mut path = long_path.unwrap_or_else(|| {
-            let name = text(&header[..100]);
-            let prefix = if is_ustar { text(&header[345..500]) } else { b"" };
+            let name = text(&header[field::PATH]);
+            let prefix = if is_ustar { text(&header[field::PREFIX]) } else { b"" };
             if prefix.is_empty() {
                 name.to_vec()
             } else {
                 [prefix, b"/", name].concat()
             }
         });
-        let mut link = long_link.unwrap_or_else(|| text(&header[157..257]).to_vec());
+        let mut link = long_link.unwrap_or_else(|| text(&header[field::LINK]).to_vec());
         path = pax.path.unwrap_or(path);
         link = pax.link.unwrap_or(link);
         for text in [&path, &link] {
             ensure!(!text.contains(&0), "a name contains a NUL");
         }
-        let kind = match header[156] {
+        let kind = match header[field::KIND] {
             0 | b'0' | b'7' if path.ends_with(b"/") => Kind::Directory,
             0 | b'0' | b'7' => Kind::File,
             b'1' => Kind::HardLink,
@@ -234,19 +225,19 @@ impl<R: Read> Reader<R> {
         // Nothing above could be padded without an overflow.
         ensure!(size < 1 << 62, "{}: invalid size", show(&path));
         self.begin(size);
-        let field = |range: std::ops::Range<usize>, name: &str| {
+        let number_of = |range: std::ops::Range<usize>, name: &str| {
             number(&header[range]).with_context(|| format!("{}: invalid {name}", show(&path)))
         };
-        let mode = field(100..108, "mode")? & 0o7777;
+        let mode = number_of(field::MODE, "mode")? & 0o7777;
         let mtime = match pax.mtime {
             Some(mtime) => mtime,
-            None => (signed_number(&header[136..148]).context("invalid time")?, 0),
+            None => (tar::number(&header[field::MTIME]).context("invalid time")?, 0),
         };
         Ok(Entry {
             kind,
             mode: u32::try_from(mode)?,
-            uid: pax.uid.map_or_else(|| field(108..116, "user id"), Ok)?,
-            gid: pax.gid.map_or_else(|| field(116..124, "group id"), Ok)?,
+            uid: pax.uid.map_or_else(|| number_of(field::UID, "user id"), Ok)?,
+            gid: pax.gid.map_or_else(|| number_of(field::GID, "group id"), Ok)?,
             mtime,
             size,
             xattrs: pax.xattrs,
@@ -271,43 +262,7 @@ impl<R: Read> Read for Reader<R> {
     }
 }
 
-/// A field up to its first NUL.
-fn text(field: &[u8]) -> &[u8] {
-    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
-    &field[..end]
-}
-
-/// A number that is not negative: octal digits, or base 256.
+/// A number that is not negative.
 fn number(field: &[u8]) -> Result<u64> {
-    u64::try_from(signed_number(field)?).context("a negative number")
-}
-
-fn signed_number(field: &[u8]) -> Result<i64> {
-    let first = field[0];
-    if first & 0x80 != 0 {
-        // Two's complement, of which the first bit is the mark.
-        let negative = first & 0x40 != 0;
-        let start: i128 = if negative { -1 } else { 0 };
-        let top = i128::from(first & 0x3f) | if negative { !0x3f } else { 0 };
-        let value = field[1..]
-            .iter()
-            .fold(if negative { top } else { start + top }, |value, byte| {
-                value.saturating_mul(256).saturating_add(i128::from(*byte))
-            });
-        return i64::try_from(value).context("a number is too large");
-    }
-    let digits = field.iter().skip_while(|byte| **byte == b' ' || **byte == 0);
-    let digits: Vec<u8> = digits
-        .take_while(|byte| **byte != b' ' && **byte != 0)
-        .copied()
-        .collect();
-    let mut value: i64 = 0;
-    for digit in digits {
-        ensure!((b'0'..=b'7').contains(&digit), "not an octal number");
-        value = value
-            .checked_mul(8)
-            .and_then(|value| value.checked_add(i64::from(digit - b'0')))
-            .context("a number is too large")?;
-    }
-    Ok(value)
+    u64::try_from(tar::number(field)?).context("a negative number")
 }

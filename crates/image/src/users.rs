@@ -6,13 +6,14 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result, bail};
+use formats::accounts::{self, id};
 use rustix::fs::{FileType, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::files;
 
-/// Maximum size of either file.
-const LIMIT: u64 = 4 << 20;
+/// Maximum size of other text files.
+const TEXT_MAX: u64 = 4 << 20;
 
 /// One line of `/etc/passwd`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,44 +41,39 @@ impl User {
 /// Both files.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
-    passwd: String,
-    group: String,
+    passwd: Vec<u8>,
+    group: Vec<u8>,
 }
 
 impl Users {
     /// Reads them below a root. A missing file is an empty one.
     pub(crate) fn read(root: impl AsFd) -> Result<Self> {
+        let read = |path: &[u8]| -> Result<Vec<u8>> {
+            let found = read_accounts(&root, path)?;
+            Ok(found.map(|(bytes, _)| bytes).unwrap_or_default())
+        };
         Ok(Self {
-            passwd: read(&root, b"etc/passwd")?.unwrap_or_default(),
-            group: read(&root, b"etc/group")?.unwrap_or_default(),
+            passwd: read(b"etc/passwd")?,
+            group: read(b"etc/group")?,
         })
     }
 
     #[cfg(test)]
     fn of(passwd: &str, group: &str) -> Self {
         Self {
-            passwd: passwd.to_owned(),
-            group: group.to_owned(),
+            passwd: passwd.into(),
+            group: group.into(),
         }
     }
 
     /// All users whose line is valid.
     pub(crate) fn all(&self) -> impl Iterator<Item = User> {
-        self.passwd.lines().filter_map(|line| {
-            let fields: Vec<&str> = line.split(':').collect();
-            let [name, _, uid, gid, _, home, rest @ ..] = fields.as_slice() else {
-                return None;
-            };
-            if name.is_empty() || name.starts_with(['+', '-', '#']) {
-                return None;
-            }
-            Some(User {
-                name: (*name).to_owned(),
-                uid: uid.parse().ok()?,
-                gid: gid.parse().ok()?,
-                home: (*home).to_owned(),
-                shell: rest.first().copied().unwrap_or_default().to_owned(),
-            })
+        accounts::users(&self.passwd).map(|line| User {
+            name: line.name.to_owned(),
+            uid: line.uid,
+            gid: line.gid,
+            home: line.home.to_owned(),
+            shell: line.shell.to_owned(),
         })
     }
 
@@ -85,18 +81,14 @@ impl Users {
         self.all().find(|user| user.name == name)
     }
 
-    /// Names, ids and members of all groups.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = (&str, u32, &str)> {
-        self.group.lines().filter_map(|line| {
-            let mut fields = line.split(':');
-            let name = fields.next().filter(|name| !name.is_empty())?;
-            let id = fields.nth(1)?.parse().ok()?;
-            Some((name, id, fields.next().unwrap_or_default()))
-        })
+    /// Whether a group has an id.
+    pub(crate) fn has_gid(&self, gid: u32) -> bool {
+        accounts::groups(&self.group).any(|group| group.gid == gid)
     }
 
     pub(crate) fn group(&self, name: &str) -> Option<u32> {
-        self.groups().find(|(found, ..)| *found == name).map(|(_, id, _)| id)
+        let found = accounts::groups(&self.group).find(|group| group.name == name);
+        found.map(|group| group.gid)
     }
 
     /// Home directory of a user by name or id; `/root` or `/` for one that has no line. A group after it is ignored.
@@ -143,23 +135,19 @@ impl Users {
     }
 }
 
-/// A numeric id. The largest one is not valid: it means "unchanged".
-pub(crate) fn id(text: &str) -> Option<u32> {
-    let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_digits
-        .then(|| text.parse().ok())
-        .flatten()
-        .filter(|id| *id != u32::MAX)
-}
-
 /// A text file below a root; none if it does not exist. Bytes that are not UTF-8 are replaced.
 pub(crate) fn read(root: impl AsFd, path: &[u8]) -> Result<Option<String>> {
-    let bytes = read_bytes(root, path)?;
+    let bytes = read_bytes(root, path, TEXT_MAX)?;
     Ok(bytes.map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
+/// A file of users or groups below a root, and its state; none if it does not exist.
+pub(crate) fn read_accounts(root: impl AsFd, path: &[u8]) -> Result<Option<(Vec<u8>, Stat)>> {
+    read_bytes(root, path, accounts::FILE_MAX)
+}
+
 /// A regular file below a root, links followed within, and its state; none if it does not exist.
-pub(crate) fn read_bytes(root: impl AsFd, path: &[u8]) -> Result<Option<(Vec<u8>, Stat)>> {
+fn read_bytes(root: impl AsFd, path: &[u8], most: u64) -> Result<Option<(Vec<u8>, Stat)>> {
     let name = || format!("read /{}", String::from_utf8_lossy(path));
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = match files::open(root, path, flags, ResolveFlags::IN_ROOT) {
@@ -172,9 +160,9 @@ pub(crate) fn read_bytes(root: impl AsFd, path: &[u8]) -> Result<Option<(Vec<u8>
         bail!("{}: not a regular file", name());
     }
     let mut bytes = Vec::new();
-    file.take(LIMIT + 1).read_to_end(&mut bytes).with_context(name)?;
-    if bytes.len() as u64 > LIMIT {
-        bail!("{}: larger than {LIMIT} bytes", name());
+    file.take(most + 1).read_to_end(&mut bytes).with_context(name)?;
+    if bytes.len() as u64 > most {
+        bail!("{}: larger than {most} bytes", name());
     }
     Ok(Some((bytes, stat)))
 }

@@ -168,12 +168,7 @@ impl LayerId {
     /// The layer with this hash.
     #[must_use]
     pub fn from_hash(hash: &[u8; 32]) -> Self {
-        use std::fmt::Write as _;
-        Self(hash.iter().fold(String::new(), |mut text, byte| {
-            // Writing to a string does not fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        }))
+        Self(hex::encode(hash))
     }
 }
 

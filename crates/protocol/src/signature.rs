@@ -9,7 +9,7 @@
 //! **its expiration cannot be enforced: a link in hex form works for as long as the sandbox has its token.** The forms
 //! differ in length, so no signature is valid in both, and an absolute time is never taken for a relative one.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -89,12 +89,7 @@ impl Claim<'_> {
         let mut signature = VERSION.to_owned();
         match form {
             Form::Absolute => STANDARD_NO_PAD.encode_string(hash, &mut signature),
-            Form::Relative => {
-                for byte in hash {
-                    // Writing to a string cannot fail.
-                    let _ = write!(signature, "{byte:02x}");
-                }
-            }
+            Form::Relative => signature.push_str(&hex::encode(hash)),
         }
         signature
     }
@@ -157,19 +152,11 @@ fn hash(mut before_token: Sha256, token: &str, after_token: &str) -> [u8; HASH_B
 
 /// Accepts only lower-case hex, so that every signature has exactly one encoding.
 fn from_hex(text: &str) -> Option<[u8; HASH_BYTES]> {
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        _ => None,
-    };
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if pairs.len() != HASH_BYTES || !rest.is_empty() {
+    if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return None;
     }
     let mut bytes = [0; HASH_BYTES];
-    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-        *byte = digit(*high)? << 4 | digit(*low)?;
-    }
+    hex::decode_to_slice(text, &mut bytes).ok()?;
     Some(bytes)
 }
 

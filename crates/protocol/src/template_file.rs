@@ -3,6 +3,9 @@
 //!
 //! Only what is needed for that is written and read: plain files with short names. What is read is untrusted.
 
+use std::ops::Range;
+
+use formats::tar::{self, BLOCK, field};
 use model::id::LayerId;
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +15,8 @@ pub const FORMAT: u32 = 1;
 pub const MANIFEST: &str = "manifest.json";
 /// Maximum size of a manifest, in bytes.
 pub const MANIFEST_MAX: u64 = 4 << 20;
-/// Size of a header, and the unit to which files are padded.
-pub const BLOCK: usize = 512;
+/// Where a size is that octal digits cannot express.
+const BINARY: Range<usize> = 128..136;
 
 /// What a template consists of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,34 +66,24 @@ pub fn layer_name(id: &LayerId) -> String {
     format!("layers/{id}.tar.zst")
 }
 
-/// Zeros after a file of this size.
-#[must_use]
-pub fn padding(size: u64) -> usize {
-    usize::try_from(size.wrapping_neg() % BLOCK as u64).unwrap_or(0)
-}
-
 /// The header of a file with a name of at most 100 bytes.
 #[must_use]
 pub fn header(name: &str, size: u64) -> [u8; BLOCK] {
-    let mut block = [0; BLOCK];
-    let length = name.len().min(100);
-    block[..length].copy_from_slice(&name.as_bytes()[..length]);
-    block[100..108].copy_from_slice(b"0000644\0");
-    block[108..116].copy_from_slice(b"0000000\0");
-    block[116..124].copy_from_slice(b"0000000\0");
-    match size < 1 << 33 {
-        true => block[124..135].copy_from_slice(format!("{size:011o}").as_bytes()),
+    let header = tar::Header {
+        kind: b'0',
+        path: name.as_bytes(),
+        mode: 0o644,
+        size,
+        ..tar::Header::default()
+    };
+    let mut block = header.block();
+    if size >= tar::NUMBER_END {
         // Larger numbers are binary, as GNU tar writes them.
-        false => {
-            block[124] = 0x80;
-            block[128..136].copy_from_slice(&size.to_be_bytes());
-        }
+        block[field::SIZE].fill(0);
+        block[field::SIZE.start] = 0x80;
+        block[BINARY].copy_from_slice(&size.to_be_bytes());
+        tar::seal(&mut block);
     }
-    block[136..148].copy_from_slice(b"00000000000\0");
-    block[156] = b'0';
-    block[257..265].copy_from_slice(b"ustar\x0000");
-    let sum = checksum(&block);
-    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     block
 }
 
@@ -102,45 +95,27 @@ pub fn parse_header(block: &[u8; BLOCK]) -> Result<Option<(String, u64)>, Invali
     if block.iter().all(|byte| *byte == 0) {
         return Ok(None);
     }
-    let text = |field: &[u8]| {
-        let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
-        str::from_utf8(&field[..end])
-            .map(str::to_owned)
-            .map_err(|_| InvalidFile)
-    };
-    let octal = |field: &[u8]| u64::from_str_radix(&text(field)?, 8).map_err(|_| InvalidFile);
-    let is_file =
-        block[156] == b'0' && &block[257..265] == b"ustar\x0000" && block[345..].iter().all(|byte| *byte == 0);
-    if !is_file || octal(&block[148..156])? != checksum(block) {
+    let is_file = block[field::KIND] == b'0'
+        && block[field::MAGIC] == *tar::USTAR
+        && block[field::PREFIX.start..].iter().all(|byte| *byte == 0);
+    if !is_file || tar::octal(&block[field::CHECKSUM]) != Some(tar::checksum(block)) {
         return Err(InvalidFile);
     }
-    let size = match block[124..128] {
-        [0x80, 0, 0, 0] => {
-            let size: [u8; 8] = block[128..136].try_into().map_err(|_| InvalidFile)?;
-            u64::from_be_bytes(size)
-        }
-        _ => octal(&block[124..136])?,
+    let is_binary = block[field::SIZE.start..BINARY.start] == [0x80, 0, 0, 0];
+    let size = if is_binary {
+        block[BINARY].try_into().ok().map(u64::from_be_bytes)
+    } else {
+        tar::octal(&block[field::SIZE])
     };
-    match size < 1 << 62 {
-        true => Ok(Some((text(&block[..100])?, size))),
-        false => Err(InvalidFile),
-    }
+    let name = str::from_utf8(tar::text(&block[field::PATH])).map_err(|_| InvalidFile)?;
+    let size = size.filter(|size| *size < 1 << 62).ok_or(InvalidFile)?;
+    Ok(Some((name.to_owned(), size)))
 }
 
 /// The file is not one of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the file is not one of a template, or damaged")]
 pub struct InvalidFile;
-
-fn checksum(block: &[u8; BLOCK]) -> u64 {
-    let bytes = block.iter().enumerate();
-    bytes
-        .map(|(at, byte)| match at {
-            148..156 => 32,
-            _ => u64::from(*byte),
-        })
-        .sum()
-}
 
 #[cfg(test)]
 mod tests {
@@ -154,8 +129,6 @@ mod tests {
             assert_eq!(parse_header(&header), Ok(Some((name, size))));
         }
         assert_eq!(parse_header(&[0; BLOCK]), Ok(None));
-        assert_eq!(padding(0) + padding(512), 0);
-        assert_eq!(padding(1), 511);
     }
 
     #[test]

@@ -6,4 +6,3 @@
 
 pub mod egress;
 pub mod ingress;
-pub mod percent;

@@ -38,12 +38,9 @@ impl BootId {
         // Version 4, like the kernel's.
         bytes[6] = (bytes[6] & 0x0f) | 0x40;
         bytes[8] = (bytes[8] & 0x3f) | 0x80;
-        let mut text = String::with_capacity(LENGTH);
-        for byte in bytes {
-            if HYPHENS.contains(&text.len()) {
-                text.push('-');
-            }
-            text.push_str(&format!("{byte:02x}"));
+        let mut text = hex::encode(bytes);
+        for at in HYPHENS {
+            text.insert(at, '-');
         }
         Ok(Self(text))
     }

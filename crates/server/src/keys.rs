@@ -49,16 +49,11 @@ pub fn hash_access_token(token: &str) -> Result<KeyHash, InvalidKey> {
 
 fn hash(prefix: &str, text: &str) -> Result<KeyHash, InvalidKey> {
     let digits = text.strip_prefix(prefix).ok_or(InvalidKey::Prefix)?;
-    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    if pairs.is_empty() || !rest.is_empty() {
+    let bytes = hex::decode(digits).map_err(|_| InvalidKey::Digits)?;
+    if bytes.is_empty() {
         return Err(InvalidKey::Digits);
     }
-    let bytes: Option<Vec<u8>> = pairs
-        .iter()
-        .map(|[high, low]| Some(proxy::percent::hex_digit(*high)? << 4 | proxy::percent::hex_digit(*low)?))
-        .collect();
-    let bytes = bytes.ok_or(InvalidKey::Digits)?;
-    Ok(KeyHash::new(hex(&Sha256::digest(bytes))))
+    Ok(KeyHash::new(hex::encode(Sha256::digest(bytes))))
 }
 
 /// A newly created key or token, to be shown once to its owner.
@@ -95,7 +90,7 @@ impl NewKey {
         getrandom::fill(&mut random)?;
         Ok(Self {
             prefix,
-            digits: hex(&random),
+            digits: hex::encode(random),
         })
     }
 
@@ -179,7 +174,7 @@ impl TokenSeed {
         for part in parts {
             mac.update(part.as_bytes());
         }
-        hex(&mac.finalize().into_bytes()).into()
+        hex::encode(mac.finalize().into_bytes()).into()
     }
 }
 
@@ -190,17 +185,7 @@ impl TokenSeed {
 pub(crate) fn random_hex() -> Result<String, getrandom::Error> {
     let mut random = [0; 16];
     getrandom::fill(&mut random)?;
-    Ok(hex(&random))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
+    Ok(hex::encode(random))
 }
 
 #[cfg(test)]
@@ -211,7 +196,7 @@ mod tests {
     fn key_hashes_ignore_case() {
         let hash = hash_api_key("e2b_00ff").expect("a key");
         assert_eq!(hash, hash_api_key("e2b_00FF").expect("a key"));
-        assert_eq!(hash, KeyHash::new(hex(&Sha256::digest([0x00, 0xff]))));
+        assert_eq!(hash, KeyHash::new(hex::encode(Sha256::digest([0x00, 0xff]))));
         for (key, why) in [
             ("", InvalidKey::Prefix),
             ("sk_00", InvalidKey::Prefix),

@@ -329,7 +329,7 @@ struct References {
 
 impl References {
     fn digest(self) -> String {
-        cache::hex(&self.hash.finalize())
+        cache::short(&self.hash.finalize())
     }
 }
 

@@ -78,7 +78,7 @@ impl Key {
         };
         let id = derive("ringfence/seal-key-id/1");
         Self {
-            id: id[..ID_DIGITS / 2].iter().map(|byte| format!("{byte:02x}")).collect(),
+            id: hex::encode(&id[..ID_DIGITS / 2]),
             wrap: XChaCha20Poly1305::new(&derive("ringfence/wrap/1").into()),
             old: XChaCha20Poly1305::new(&key.into()),
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
+use formats::percent::{self, Plus};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderMap, header, request};
 use jiff::civil::DateTime;
@@ -274,23 +275,12 @@ fn targets(parts: &request::Parts) -> Vec<Vec<u8>> {
         Some(query) => [path, b"?", query.as_bytes()].concat(),
     };
     let mut targets = vec![with_query(raw.as_bytes())];
-    if let Some(decoded) = decoded(raw).filter(|decoded| **decoded != *raw.as_bytes()) {
+    if let Ok(decoded) = percent::decode_bytes(raw, Plus::Plus)
+        && decoded != raw.as_bytes()
+    {
         targets.push(with_query(&decoded));
     }
     targets
-}
-
-/// A path with all escapes decoded; none if one is invalid.
-fn decoded(path: &str) -> Option<Vec<u8>> {
-    let mut bytes = path.bytes();
-    let mut decoded = Vec::with_capacity(path.len());
-    while let Some(byte) = bytes.next() {
-        decoded.push(match byte {
-            b'%' => proxy::percent::hex_digit(bytes.next()?)? << 4 | proxy::percent::hex_digit(bytes.next()?)?,
-            other => other,
-        });
-    }
-    Some(decoded)
 }
 
 /// The forms of the host: as sent, and with its port twice.

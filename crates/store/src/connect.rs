@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use formats::percent;
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::{AnyPool, ConnectOptions, Executor};
 
@@ -132,13 +133,5 @@ fn sqlite_url(path: &Path) -> Result<String, StoreError> {
     let path = path.to_str().ok_or(StoreError::Address {
         why: "the path of the file is not UTF-8",
     })?;
-    let mut url = String::from("sqlite://");
-    for byte in path.bytes() {
-        if byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte) {
-            url.push(char::from(byte));
-        } else {
-            url.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    Ok(url)
+    Ok(format!("sqlite://{}", percent::encode_path(path)))
 }

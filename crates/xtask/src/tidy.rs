@@ -25,18 +25,20 @@ use self::tree::Tree;
 use crate::reference;
 
 /// The crates in which no file may use itself by way of others: all.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 18] = [
     "agent",
     "blobs",
     "cli",
     "dockerfile",
     "docs",
+    "formats",
     "image",
     "measure",
     "model",
     "node",
     "protocol",
     "proxy",
+    "registry",
     "runtime",
     "server",
     "store",

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use formats::percent;
 use futures_util::Stream;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
@@ -153,15 +154,7 @@ pub(crate) struct Query(Vec<(String, String)>);
 
 impl Query {
     pub(crate) fn parse(query: Option<&str>) -> Self {
-        let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
-        Self(
-            pairs
-                .filter_map(|pair| {
-                    let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-                    Some((percent_decode(name)?, percent_decode(value)?))
-                })
-                .collect(),
-        )
+        Self(percent::query_pairs(query.unwrap_or_default()).flatten().collect())
     }
 
     /// The first value under that name.
@@ -171,23 +164,6 @@ impl Query {
             .find(|(found, _)| found == name)
             .map(|(_, value)| value.as_str())
     }
-}
-
-/// Undoes form encoding: `%41` and `+`. `None` for a broken escape or for bytes that are not UTF-8.
-pub(crate) fn percent_decode(text: &str) -> Option<String> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let mut digit = || char::from(bytes.next()?).to_digit(16);
-                u8::try_from(digit()? * 16 + digit()?).ok()?
-            }
-            other => other,
-        });
-    }
-    String::from_utf8(out).ok()
 }
 
 const METHODS: &str = "HEAD, GET, POST, PUT, PATCH, DELETE";

@@ -12,8 +12,6 @@ use std::path::Path;
 use rustix::fs::{OFlags, SeekFrom};
 use sha2::{Digest, Sha256};
 
-use crate::secret::hex;
-
 /// Size of the blocks that a checksum is made of, and in which holes are kept.
 const BLOCK: u64 = 64 << 10;
 /// How much is read at a time. A multiple of a block.
@@ -108,7 +106,7 @@ fn read(
     Ok(Copied {
         size,
         data,
-        sum: hex(&sum.finalize()),
+        sum: hex::encode(sum.finalize()),
         mode: metadata.mode() & 0o7777,
         uid: metadata.uid(),
         gid: metadata.gid(),

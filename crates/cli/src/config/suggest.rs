@@ -1,5 +1,7 @@
 //! What an operator meant by a key that does not exist, or by a value without quotes.
 
+use strsim::osa_distance;
+
 use super::keys::{self, Key, Kind};
 
 /// A known key, or a table of keys, with a similar name.
@@ -46,30 +48,10 @@ fn split(name: &str) -> (&str, &str) {
 fn closest<'a, T>(word: &str, known: impl Iterator<Item = (&'a str, T)>) -> Option<T> {
     let most = (word.len() / 3).max(1);
     known
-        .map(|(other, found)| (distance(word, other), found))
+        .map(|(other, found)| (osa_distance(word, other), found))
         .filter(|(distance, _)| (1..=most).contains(distance))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, found)| found)
-}
-
-/// How many letters are to be added, removed, replaced or exchanged with their neighbour to get from one word to another.
-fn distance(from: &str, to: &str) -> usize {
-    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
-    let mut rows = vec![(0..=to.len()).collect::<Vec<usize>>()];
-    for (i, a) in from.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, b) in to.iter().enumerate() {
-            let mut least = (rows[i][j + 1] + 1)
-                .min(row[j] + 1)
-                .min(rows[i][j] + usize::from(a != b));
-            if i > 0 && j > 0 && *a == to[j - 1] && from[i - 1] == *b {
-                least = least.min(rows[i - 1][j - 1] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[from.len()][to.len()]
 }
 
 /// What is wrong with a line that the parser refuses, if it is a value that lacks its quotes. The value is not part of it:
@@ -136,7 +118,7 @@ mod tests {
             ("kitten", "sitting", 3),
         ] {
             assert_eq!(
-                (distance(from, to), distance(to, from)),
+                (osa_distance(from, to), osa_distance(to, from)),
                 (changes, changes),
                 "{from} {to}"
             );

@@ -16,11 +16,10 @@ use sha2::{Digest as _, Sha256};
 use super::client::Client;
 use super::context::Context;
 use super::progress::Progress;
-use super::tar::hex;
 use crate::args::BuildArgs;
 use crate::output::{self, Format};
 use crate::signals::Signals;
-use crate::transfer::login::Login;
+use crate::transfer::login;
 
 /// Delay between two questions for the status.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -188,9 +187,9 @@ fn logins(args: &BuildArgs) -> Result<Vec<(String, Value)>> {
         }
     }
     let known = args.registry_login.iter().map(|host| {
-        let login = Login::known(host)?;
+        let login = login::known(host)?;
         let login = login.with_context(|| format!("there are no credentials for {host}: run `docker login {host}`"))?;
-        Ok((host.clone(), login.body()))
+        Ok((host.clone(), login::body(&login)))
     });
     known.collect()
 }
@@ -212,7 +211,7 @@ fn from(args: &BuildArgs) -> Result<From> {
             }
         }
         file.rewind()?;
-        return Ok(From::Archive(file, hex(&hash.finalize())));
+        return Ok(From::Archive(file, hex::encode(hash.finalize())));
     }
     let path = args.file.clone().unwrap_or_else(|| args.path.join("Dockerfile"));
     let text = read_text(&path)?;

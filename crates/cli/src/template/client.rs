@@ -1,25 +1,19 @@
 //! Requests to the REST API.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use http::{HeaderValue, Method, Request, Uri};
-use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use http_body_util::{Full, StreamBody};
 use hyper::body::{Body, Frame};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use rustls::RootCertStore;
-use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::fs::File;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_util::io::ReaderStream;
+
+use crate::requests::{self, Server, connector, roots_of_host};
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,14 +26,9 @@ const ANSWER_MAX: usize = 64 << 20;
 /// Size of a piece of an upload, in bytes.
 const PIECE: usize = 128 << 10;
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
 /// A client of one platform. Each request has a connection of its own.
 pub(super) struct Client {
-    is_tls: bool,
-    name: String,
-    port: u16,
+    server: Server,
     host: HeaderValue,
     key: HeaderValue,
 }
@@ -66,36 +55,13 @@ impl Client {
         let mut key = HeaderValue::try_from(key).map_err(|_| anyhow!("the API key contains control characters"))?;
         key.set_sensitive(true);
         Ok(Self {
-            is_tls,
-            name: authority.host().trim_matches(['[', ']']).to_owned(),
-            port: authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 }),
             host: HeaderValue::try_from(authority.as_str())?,
+            server: Server {
+                is_tls,
+                authority: authority.clone(),
+            },
             key,
         })
-    }
-
-    async fn connect(&self) -> Result<Box<dyn Stream>> {
-        let shown = || format!("connect to {}:{}", self.name, self.port);
-        let connect = async {
-            let stream = TcpStream::connect((self.name.as_str(), self.port)).await?;
-            stream.set_nodelay(true)?;
-            if !self.is_tls {
-                return Ok::<Box<dyn Stream>, anyhow::Error>(Box::new(stream));
-            }
-            let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            let config = rustls::ClientConfig::builder()
-                .with_root_certificates(roots)
-                .with_no_client_auth();
-            let name = ServerName::try_from(self.name.clone())?;
-            let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-            Ok(Box::new(stream))
-        };
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;
-        connected
-            .map_err(|_| anyhow!("timeout"))
-            .and_then(|connected| connected)
-            .with_context(shown)
     }
 
     async fn exchange<B>(&self, request: Request<B>, timeout: Duration) -> Result<Bytes>
@@ -103,18 +69,15 @@ impl Client {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let stream = self.connect().await?;
-        let (mut requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // The future owns the sender, so the connection ends with it.
-        let exchange = async move {
-            let response = requests.send_request(request).await?;
+        let tls = connector(roots_of_host());
+        let stream = self.server.connect(&tls, CONNECT_TIMEOUT).await?;
+        let exchange = async {
+            let (response, _connection) = requests::send(stream, request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
-            let body = body.map_err(|error| anyhow!("{error}"))?.to_bytes();
+            let body = requests::whole(response.into_body(), ANSWER_MAX).await?;
             Ok::<_, anyhow::Error>((status, body))
         };
-        let both = async { tokio::join!(exchange, connection).0 };
-        let exchanged = tokio::time::timeout(timeout, both).await;
+        let exchanged = tokio::time::timeout(timeout, exchange).await;
         let (status, body) = exchanged
             .map_err(|_| anyhow!("the platform did not answer in time"))?
             .context("send the request to the platform")?;
@@ -185,10 +148,11 @@ mod tests {
     #[test]
     fn addresses_have_a_scheme() {
         let client = Client::new("https://[::1]/", "key").unwrap();
-        assert_eq!((client.is_tls, client.name.as_str(), client.port), (true, "::1", 443));
+        let server = &client.server;
+        assert_eq!((server.is_tls, server.host(), server.port()), (true, "::1", 443));
         assert!(!format!("{client:?}").contains("key"));
         let client = Client::new("http://localhost:3000", "key").unwrap();
-        assert_eq!((client.is_tls, client.port), (false, 3000));
+        assert_eq!((client.server.is_tls, client.server.port()), (false, 3000));
         for url in ["localhost:3000", "ftp://x", "/x", ""] {
             assert!(Client::new(url, "key").is_err(), "{url}");
         }

@@ -7,13 +7,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use formats::tar::{self, BLOCK, Header, NUMBER_END, TEXT_MAX, add_record, padding};
 use rustix::fs::{CWD, Mode, OFlags};
 use sha2::{Digest as _, Sha256};
-
-/// Length of a block, in bytes.
-const BLOCK: usize = 512;
-/// The largest number in the field of a size.
-const SIZE_MAX: u64 = 0o77_777_777_777;
 
 /// A file in the directory for temporary files, which disappears with its last descriptor.
 pub(super) fn nameless() -> io::Result<File> {
@@ -46,12 +42,11 @@ impl Archive {
         let metadata = metadata.with_context(|| format!("read {}", path.display()))?;
         let kind = metadata.file_type();
         let mut header = Header {
-            name: name.as_bytes(),
-            link: &[],
+            path: name.as_bytes(),
             mode: metadata.mode() & 0o7777,
-            size: 0,
-            mtime: u64::try_from(metadata.mtime()).unwrap_or(0),
+            mtime: u64::try_from(metadata.mtime()).unwrap_or(0).min(NUMBER_END - 1),
             kind: b'0',
+            ..Header::default()
         };
         if kind.is_dir() {
             header.kind = b'5';
@@ -89,36 +84,19 @@ impl Archive {
     }
 
     fn pad(&mut self, size: u64) -> Result<()> {
-        let rest = usize::try_from(size % BLOCK as u64)?;
-        if rest > 0 {
-            self.file.write_all(&[0; BLOCK][rest..])?;
-        }
-        Ok(())
+        Ok(self.file.write_all(&[0; BLOCK][..padding(size)])?)
     }
 
     /// Everything but the time of a change is part of the hash.
     fn header(&mut self, header: &Header<'_>) -> Result<()> {
-        for part in [header.name, header.link] {
+        for part in [header.path, header.link] {
             self.hash.update((part.len() as u64).to_le_bytes());
             self.hash.update(part);
         }
         self.hash.update(header.mode.to_le_bytes());
         self.hash.update(header.size.to_le_bytes());
         self.hash.update([header.kind]);
-        let records = header.records();
-        if !records.is_empty() {
-            let extended = Header {
-                name: b"pax",
-                link: &[],
-                mode: 0o644,
-                size: records.len() as u64,
-                mtime: 0,
-                kind: b'x',
-            };
-            self.file.write_all(&extended.block())?;
-            self.file.write_all(&records)?;
-            self.pad(records.len() as u64)?;
-        }
+        tar::write_records(&mut self.file, &records_of(header))?;
         self.file.write_all(&header.block())?;
         Ok(())
     }
@@ -131,68 +109,23 @@ impl Archive {
             Err(error) => bail!("write a temporary file: {}", error.error()),
         };
         file.rewind()?;
-        Ok((file, hex(&self.hash.finalize())))
+        Ok((file, hex::encode(self.hash.finalize())))
     }
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-struct Header<'a> {
-    name: &'a [u8],
-    link: &'a [u8],
-    mode: u32,
-    size: u64,
-    mtime: u64,
-    kind: u8,
-}
-
-impl Header<'_> {
-    /// What does not fit into the block.
-    fn records(&self) -> Vec<u8> {
-        let mut records = Vec::new();
-        let mut add = |key: &str, value: &[u8]| {
-            // The length counts its own digits.
-            let rest = key.len() + value.len() + 3;
-            let mut length = rest + 1;
-            while rest + length.to_string().len() != length {
-                length = rest + length.to_string().len();
-            }
-            records.extend_from_slice(format!("{length} {key}=").as_bytes());
-            records.extend_from_slice(value);
-            records.push(b'\n');
-        };
-        if self.name.len() > 100 {
-            add("path", self.name);
-        }
-        if self.link.len() > 100 {
-            add("linkpath", self.link);
-        }
-        if self.size > SIZE_MAX {
-            add("size", self.size.to_string().as_bytes());
-        }
-        records
+/// What does not fit into the block of a header.
+fn records_of(header: &Header<'_>) -> Vec<u8> {
+    let mut records = Vec::new();
+    if header.path.len() > TEXT_MAX {
+        add_record(&mut records, b"path", header.path);
     }
-
-    fn block(&self) -> [u8; BLOCK] {
-        let mut block = [0; BLOCK];
-        let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &self.name[..self.name.len().min(100)]);
-        put(100, format!("{:07o}\0", self.mode).as_bytes());
-        put(108, b"0000000\x000000000\0");
-        let size = if self.size > SIZE_MAX { 0 } else { self.size };
-        put(124, format!("{size:011o}\0").as_bytes());
-        put(136, format!("{:011o}\0", self.mtime.min(SIZE_MAX)).as_bytes());
-        // Counted as blanks in the sum.
-        put(148, b"        ");
-        put(156, &[self.kind]);
-        put(157, &self.link[..self.link.len().min(100)]);
-        put(257, b"ustar\x0000");
-        let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
-        block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        block
+    if header.link.len() > TEXT_MAX {
+        add_record(&mut records, b"linkpath", header.link);
     }
+    if header.size >= NUMBER_END {
+        add_record(&mut records, b"size", header.size.to_string().as_bytes());
+    }
+    records
 }
 
 #[cfg(test)]
@@ -227,15 +160,11 @@ mod tests {
 
     #[test]
     fn long_names_have_a_record() {
-        let header = Header {
-            name: &[b'n'; 101],
-            link: &[],
-            mode: 0,
-            size: 0,
-            mtime: 0,
+        let records = records_of(&Header {
+            path: &[b'n'; 101],
             kind: b'0',
-        };
-        let records = header.records();
+            ..Header::default()
+        });
         assert_eq!(records.len(), 111);
         assert!(records.starts_with(b"111 path=nnn"));
     }

@@ -9,7 +9,6 @@
 //! Python's strict checks want an authority key identifier, Go wants names in the extension and not in the subject,
 //! and Apple's clients refuse certificates that are valid for longer than 397 days.
 
-use std::fmt::Write as _;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -155,13 +154,7 @@ fn authority_key(dir: &DataDir, was_there: bool) -> Result<KeyPair> {
 /// the wrong one only.
 fn authority_params(key: &KeyPair) -> CertificateParams {
     let digest = Sha256::digest(key.subject_public_key_info());
-    let name = digest
-        .iter()
-        .take(4)
-        .fold("Ringfence local authority ".to_owned(), |mut name, byte| {
-            let _ = write!(name, "{byte:02x}");
-            name
-        });
+    let name = format!("Ringfence local authority {}", hex::encode(&digest[..4]));
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, name);

@@ -10,17 +10,19 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
+use formats::percent;
+use formats::tar::{BLOCK, padding};
 use http::Method;
 use http_body_util::{BodyExt as _, Empty};
-use protocol::template_file::{BLOCK, FORMAT, MANIFEST, MANIFEST_MAX, Manifest, header, layer_name, padding};
+use protocol::template_file::{FORMAT, MANIFEST, MANIFEST_MAX, Manifest, header, layer_name};
+use registry::Failure;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::pieces::Pieces;
-use super::query::encoded;
 use super::reference::{Reference, is_digest};
-use super::registry::{Content, Refused, Registry};
+use super::repository::{Artifacts, Upload};
 use crate::data_dir::DataDir;
 use crate::operator::{ask, exchange};
 use crate::output;
@@ -59,13 +61,7 @@ struct Blob {
 }
 
 fn digest_of(hash: &Sha256) -> String {
-    let digits = hash
-        .clone()
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<String>();
-    format!("sha256:{digits}")
+    format!("sha256:{}", hex::encode(hash.clone().finalize()))
 }
 
 /// A file without a name. Its size and its digest must be known before a registry takes it.
@@ -79,11 +75,20 @@ fn nameless(dir: &DataDir) -> Result<File> {
 }
 
 /// Pushes a template.
-pub(super) async fn push(dir: &DataDir, (team, name): (&str, &str), to: &Reference, registry: &Registry) -> Result<()> {
+pub(super) async fn push(
+    dir: &DataDir,
+    (team, name): (&str, &str),
+    to: &Reference,
+    registry: &Artifacts,
+) -> Result<()> {
     let Some(tag) = to.tag.as_deref().filter(|_| to.digest.is_none()) else {
         bail!("{to}: a template is pushed under a tag, and its digest is what comes of it");
     };
-    let query = format!("/template?team={}&name={}", encoded(team), encoded(name));
+    let query = format!(
+        "/template?team={}&name={}",
+        percent::encode(team),
+        percent::encode(name)
+    );
     let manifest: Manifest<Value> = ask(dir, Method::GET, &query).await?;
     ensure!(
         !manifest.layers.is_empty(),
@@ -108,7 +113,7 @@ pub(super) async fn push(dir: &DataDir, (team, name): (&str, &str), to: &Referen
         let taken = exchange(dir, Method::GET, &query, Empty::<Bytes>::new(), take).await;
         taken.with_context(|| format!("layer {}", layer.id))?;
         let digest = digest_of(&hash);
-        let uploaded = registry.upload(&digest, &Content::File(file, size)).await;
+        let uploaded = registry.upload(&digest, &Upload { file, size }).await;
         sent += u32::from(uploaded.with_context(|| format!("push layer {}", layer.id))?);
         total += size;
         layers.push(Blob {
@@ -121,7 +126,7 @@ pub(super) async fn push(dir: &DataDir, (team, name): (&str, &str), to: &Referen
     let config = Bytes::from(serde_json::to_vec(&manifest)?);
     let digest = digest_of(&Sha256::new_with_prefix(&config));
     let size = config.len() as u64;
-    let uploaded = registry.upload(&digest, &Content::Text(config)).await;
+    let uploaded = registry.upload(&digest, &config).await;
     uploaded.context("push the configuration")?;
     let artifact = Artifact {
         schema_version: 2,
@@ -154,7 +159,7 @@ pub(super) struct Found {
 }
 
 /// Reads what an artifact consists of.
-pub(super) async fn find(from: &Reference, registry: &Registry) -> Result<Found> {
+pub(super) async fn find(from: &Reference, registry: &Artifacts) -> Result<Found> {
     let most = usize::try_from(MANIFEST_MAX)?;
     let text = registry.manifest(from.target(), IMAGE_MANIFEST, most).await?;
     let digest = digest_of(&Sha256::new_with_prefix(&text));
@@ -216,7 +221,7 @@ fn check(text: &[u8], layers: Vec<Blob>) -> Result<(Manifest<Value>, Vec<Blob>)>
 }
 
 /// Sends an artifact as the file of a template. It ends early when the platform takes no more.
-pub(super) async fn send(found: Found, registry: &Registry, to: &Pieces) -> Result<()> {
+pub(super) async fn send(found: Found, registry: &Artifacts, to: &Pieces) -> Result<()> {
     let pad = |size| Bytes::from_static(&[0; BLOCK]).slice(..padding(size));
     let size = found.text.len() as u64;
     let head = Bytes::copy_from_slice(&header(MANIFEST, size));
@@ -242,7 +247,7 @@ pub(super) async fn send(found: Found, registry: &Registry, to: &Pieces) -> Resu
 
 /// Reads a blob, and goes on where it ended early. The last piece is given when the digest is known to be right. Whether
 /// all pieces were wanted.
-async fn copy(registry: &Registry, blob: &Blob, mut give: impl AsyncFnMut(Bytes) -> Result<bool>) -> Result<bool> {
+async fn copy(registry: &Artifacts, blob: &Blob, mut give: impl AsyncFnMut(Bytes) -> Result<bool>) -> Result<bool> {
     let (mut hash, mut received, mut failed) = (Sha256::new(), 0_u64, 0);
     let mut last: Option<Bytes> = None;
     while received < blob.size {
@@ -251,7 +256,7 @@ async fn copy(registry: &Registry, blob: &Blob, mut give: impl AsyncFnMut(Bytes)
             let (mut answer, is_rest) = registry.blob(&blob.digest, received).await?;
             // What was given before is left out of an answer from the beginning.
             let mut skip = if is_rest { 0 } else { received };
-            while let Some(mut piece) = answer.piece().await? {
+            while let Some(mut piece) = answer.chunk().await? {
                 let known = usize::try_from(skip).unwrap_or(usize::MAX).min(piece.len());
                 skip -= known as u64;
                 let _ = piece.split_to(known);
@@ -269,12 +274,12 @@ async fn copy(registry: &Registry, blob: &Blob, mut give: impl AsyncFnMut(Bytes)
                     return Ok(false);
                 }
             }
-            Ok::<bool, anyhow::Error>(true)
+            Ok::<bool, Failure>(true)
         };
         match part.await {
             Ok(false) => return Ok(false),
             Ok(true) => {}
-            Err(error) if failed + 1 >= ATTEMPTS || error.is::<Refused>() => return Err(error),
+            Err(failure) if failed + 1 >= ATTEMPTS || !failure.is_temporary => return Err(failure.error),
             Err(_) => {}
         }
         ensure!(

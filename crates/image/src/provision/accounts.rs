@@ -30,7 +30,7 @@ impl<'a> Accounts<'a> {
     pub(super) fn create(&self, name: &str, admin: bool) -> Result<User> {
         let users = Users::read(self.root)?;
         let is_used = |id: u32| users.all().any(|user| user.uid == id);
-        let has_group = |id: u32| users.groups().any(|(_, group, _)| group == id);
+        let has_group = |id: u32| users.has_gid(id);
         let uid = IDS.clone().find(|id| !is_used(*id)).context("no free user id")?;
         let gid = match users.group(name) {
             Some(gid) => gid,
@@ -69,7 +69,7 @@ impl<'a> Accounts<'a> {
         let group = group.unwrap_or(default_group);
         let gid = (100..IDS.start)
             .rev()
-            .find(|id| users.groups().all(|(_, other, _)| other != *id))
+            .find(|id| !users.has_gid(*id))
             .context("no free group id")?;
         self.edit("group", Some((0o644, ROOT_GROUP)), |lines| {
             lines.add(group, &format!("{group}:x:{gid}:"));
@@ -92,7 +92,7 @@ impl<'a> Accounts<'a> {
     /// Edits a file in `/etc`. One that is missing is made with a mode and a first line, or left out.
     fn edit(&self, name: &str, missing: Option<(u32, &str)>, change: impl FnOnce(&mut Lines)) -> Result<()> {
         let path = format!("etc/{name}");
-        let (bytes, mode, owner) = match (users::read_bytes(self.root, path.as_bytes())?, missing) {
+        let (bytes, mode, owner) = match (users::read_accounts(self.root, path.as_bytes())?, missing) {
             (Some((bytes, stat)), _) => {
                 let owner = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
                 (bytes, stat.st_mode & 0o7777, owner)

@@ -6,20 +6,19 @@ use anyhow::{Context, Result, anyhow, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
+use formats::percent;
 use hmac::{Hmac, KeyInit, Mac};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method};
 use jiff::Timestamp;
 use protocol::image::{Credentials, Transfer};
+use registry::{Client, Login, Url, secret};
 use rustls::SignatureScheme;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-
-use super::http::{Client, Url};
-use super::registry::{Login, encode, secret};
 
 /// Maximum size of a response with a token.
 const TOKEN_MAX: usize = 1 << 20;
@@ -115,7 +114,7 @@ async fn ecr(client: &Client, url: &Url, key: &AwsKey<'_>, now: Timestamp) -> Re
     headers.insert(AUTHORIZATION, secret(&aws_signature(key, &authority, &time))?);
     let body = Bytes::from_static(ECR_BODY);
     let response = client
-        .send(Method::POST, url, &headers, body)
+        .send(&Method::POST, url, &headers, &body)
         .await
         .map_err(|failure| failure.error)?;
     ensure!(
@@ -146,16 +145,19 @@ fn aws_signature(key: &AwsKey<'_>, host: &str, time: &str) -> String {
     let names = "content-type;host;x-amz-date;x-amz-target";
     let request = format!(
         "POST\n/\n\ncontent-type:{ECR_TYPE}\nhost:{host}\nx-amz-date:{time}\nx-amz-target:{ECR_TARGET}\n\n{names}\n{}",
-        hex(&Sha256::digest(ECR_BODY))
+        hex::encode(Sha256::digest(ECR_BODY))
     );
     let date = &time[..8];
     let scope = format!("{date}/{}/ecr/aws4_request", key.region);
-    let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex(&Sha256::digest(request)));
+    let text = format!(
+        "AWS4-HMAC-SHA256\n{time}\n{scope}\n{}",
+        hex::encode(Sha256::digest(request))
+    );
     let mut derived = format!("AWS4{}", key.secret).into_bytes();
     for part in [date, key.region, "ecr", "aws4_request"] {
         derived = mac(&derived, part);
     }
-    let signature = hex(&mac(&derived, &text));
+    let signature = hex::encode(mac(&derived, &text));
     format!(
         "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
         key.id
@@ -166,10 +168,6 @@ fn mac(key: &[u8], text: &str) -> Vec<u8> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(text.as_bytes());
     mac.finalize().into_bytes().to_vec()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[derive(Deserialize)]
@@ -191,14 +189,14 @@ struct GcpResponse {
 
 async fn gcp(client: &Client, url: &Url, account: &ServiceAccount, now: Timestamp) -> Result<Login> {
     let assertion = assertion(account, now.as_second())?;
-    let body = format!("grant_type={}&assertion={assertion}", encode(GCP_GRANT));
+    let body = format!("grant_type={}&assertion={assertion}", percent::encode(GCP_GRANT));
     let mut headers = HeaderMap::new();
     headers.insert(
         CONTENT_TYPE,
         HeaderValue::from_static("application/x-www-form-urlencoded"),
     );
     let response = client
-        .send(Method::POST, url, &headers, body.into())
+        .send(&Method::POST, url, &headers, &Bytes::from(body))
         .await
         .map_err(|failure| failure.error)?;
     let (status, authority) = (response.status, response.authority.clone());

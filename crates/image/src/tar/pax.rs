@@ -1,8 +1,7 @@
 //! Extended headers of POSIX: records `LENGTH KEY=VALUE\n`.
 
-use std::str::FromStr;
-
 use anyhow::{Context, Result, bail, ensure};
+use formats::tar;
 
 use crate::message::show;
 
@@ -27,13 +26,12 @@ impl Pax {
         *self == Self::default()
     }
 
-    pub(super) fn parse(mut records: &[u8]) -> Result<Self> {
+    pub(super) fn parse(records: &[u8]) -> Result<Self> {
         let mut pax = Self::default();
-        while !records.is_empty() {
-            let (key, value, rest) = record(records).context("invalid pax header")?;
+        for record in tar::records(records) {
+            let (key, value) = record.context("invalid pax header")?;
             pax.set(key, value)
                 .with_context(|| format!("pax header {}", show(key)))?;
-            records = rest;
         }
         Ok(pax)
     }
@@ -65,24 +63,11 @@ impl Pax {
     }
 }
 
-/// Key and value of the first record, and the others.
-fn record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    let blank = records.iter().take(20).position(|byte| *byte == b' ')?;
-    let length: usize = std::str::from_utf8(&records[..blank]).ok()?.parse().ok()?;
-    if length <= blank + 1 || length > records.len() {
-        return None;
-    }
-    let (record, rest) = records.split_at(length);
-    let pair = record[blank + 1..].strip_suffix(b"\n")?;
-    let equals = pair.iter().position(|byte| *byte == b'=')?;
-    (equals > 0).then(|| (&pair[..equals], &pair[equals + 1..], rest))
-}
-
 fn decimal(value: &[u8]) -> Result<Option<u64>> {
     if value.is_empty() {
         return Ok(None);
     }
-    Ok(Some(parse(value)?))
+    tar::decimal(value).map(Some).context("not a number")
 }
 
 /// Seconds with an optional fraction, which the sign includes.
@@ -91,7 +76,10 @@ fn time(value: &[u8]) -> Result<(i64, u32)> {
         Some(point) => (&value[..point], &value[point + 1..]),
         None => (value, &b""[..]),
     };
-    let seconds: i64 = parse(whole)?;
+    let seconds = std::str::from_utf8(whole)
+        .ok()
+        .and_then(|text| text.parse::<i64>().ok());
+    let seconds = seconds.context("not a number")?;
     let mut nanoseconds = 0;
     for index in 0..9 {
         let digit = fraction.get(index).copied().unwrap_or(b'0');
@@ -104,11 +92,4 @@ fn time(value: &[u8]) -> Result<(i64, u32)> {
         return Ok((seconds.saturating_sub(1), 1_000_000_000 - nanoseconds));
     }
     Ok((seconds, nanoseconds))
-}
-
-fn parse<N: FromStr>(value: &[u8]) -> Result<N> {
-    std::str::from_utf8(value)
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .context("not a number")
 }

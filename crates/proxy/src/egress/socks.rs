@@ -23,6 +23,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 use super::outside::Outside;
 use super::roots::{host_roots, roots_of};
@@ -77,16 +78,13 @@ async fn try_connect(
     let stream = socket::connect(&addresses, sizes).await?;
     reset_on_close(&stream);
     let mut outside = match &proxy.tls {
-        None => Outside::Plain(stream),
-        Some(tls) => Outside::Tls(Box::new(
+        None => Either::Left(stream),
+        Some(tls) => Either::Right(Box::new(
             Box::pin(begin_tls(tls, &sandbox.shared.settings, stream)).await?,
         )),
     };
     let credentials = proxy.credentials.as_ref();
-    match &mut outside {
-        Outside::Plain(stream) => request(stream, credentials, destination).await?,
-        Outside::Tls(stream) => request(stream.as_mut(), credentials, destination).await?,
-    }
+    request(&mut outside, credentials, destination).await?;
     Ok(outside)
 }
 

@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use model::egress_proxy::EgressProxy;
 use model::network::EgressPolicy;
-use tokio::io::Interest;
+use tokio::io::{AsyncWriteExt as _, Interest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 
 use super::counters::Open;
 use super::dns::{MAX_QUERY, Transport};
 use super::intercept::{self, Intercepted};
-use super::outside::Outside;
+use super::outside::{Outside, socket_of};
 use super::rate::{Direction, Rate};
 use super::record::{EgressRecord, Outcome, Protocol};
 use super::relay::{self, Counts, read_some, write_all};
@@ -240,13 +241,14 @@ async fn relay(
     let relayed = async {
         stream.set_nodelay(true)?;
         outside.write_all(first).await?;
+        outside.flush().await?;
         counts.add(Direction::Out, first.len());
         let pipes = &sandbox.shared.pipes;
         match &mut outside {
-            Outside::Plain(outside) => {
+            Either::Left(outside) => {
                 relay::relay(pipes, (stream, outside), sizes.chunk, &sandbox.bandwidth, counts).await
             }
-            Outside::Tls(outside) => relay::relay_tls((stream, outside), &sandbox.bandwidth, counts).await,
+            Either::Right(outside) => relay::relay_tls((stream, outside), &sandbox.bandwidth, counts).await,
         }
     };
     let relayed = relayed.await;
@@ -256,7 +258,7 @@ async fn relay(
         close_cleanly(stream);
     }
     if directions.out {
-        close_cleanly(outside.socket());
+        close_cleanly(socket_of(&outside));
     }
     let is_whole = directions.out && directions.back;
     Ok((!is_whole).then_some(Reason::HalfClosed))
@@ -377,7 +379,7 @@ impl Target {
         let Some(proxy) = &self.proxy else {
             let outside = socket::connect(&self.addresses, sizes).await?;
             reset_on_close(&outside);
-            return Ok(Outside::Plain(outside));
+            return Ok(Either::Left(outside));
         };
         let to = match &self.name {
             Some(name) => Destination::Name(name.clone(), destination.port()),

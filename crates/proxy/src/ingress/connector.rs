@@ -10,6 +10,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use protocol::node::{DialError, NodeApi};
 use tokio::time::timeout;
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -93,7 +94,7 @@ impl Connector {
                 other => instead(other, target),
             })?
         } else {
-            stream.into()
+            Either::Left(stream)
         };
         let head = Head::default();
         let stream = GuestStream::new(stream, head.clone(), permit.clone());

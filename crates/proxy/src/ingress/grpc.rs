@@ -16,6 +16,7 @@ use http::{HeaderMap, Request, Response, Uri, Version};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use protocol::node::DialError;
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -57,7 +58,7 @@ impl Connector {
         // client is done. The HTTP library bounds the frames that it holds; what they cost is shared fairly, as a body.
         let head = Head::default();
         head.complete();
-        let stream = GuestStream::new(stream.into(), head, permit);
+        let stream = GuestStream::new(Either::Left(stream), head, permit);
         let cut = ending.child_token();
         let guard = cut.clone().drop_guard();
         let tasks = CallTasks {

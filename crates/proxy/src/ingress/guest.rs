@@ -25,7 +25,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::connection_limit::ConnectionPermit;
 use super::fair::ByteBudget;
-use super::tls::Transport;
+use super::tls::{self, Transport};
 
 /// Maximum number of informational responses to one request. Servers send one or two; a server that reports progress with
 /// `102` every 20 seconds reaches this after ten minutes.
@@ -158,7 +158,7 @@ impl GuestStream {
         if !self.head.0.unchecked.swap(false, Ordering::AcqRel) {
             return None;
         }
-        let socket = self.stream.socket()?;
+        let socket = tls::socket_of(&self.stream)?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         match rustix::net::recv(socket, &mut [0], flags) {
             Ok((0, _)) => Some(Ok(())),
@@ -220,7 +220,7 @@ impl AsyncRead for GuestStream {
         reads.poll(cx, |cx| {
             head.check()?;
             let before = buf.filled().len();
-            match Pin::new(stream).poll_read(cx, buf) {
+            match tls::poll_read(stream, cx, buf) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => {
                     if let Some(deadline) = head.deadline() {
@@ -295,6 +295,7 @@ mod tests {
     use std::task::Waker;
 
     use protocol::node::SandboxStream;
+    use tokio_util::either::Either;
 
     use super::super::connection_limit::ConnectionLimiter;
     use super::*;
@@ -309,7 +310,7 @@ mod tests {
             let (mut server, _) = listener.accept().expect("accept");
             let permit = ConnectionLimiter::new(1, 1).take(&id).expect("a permit");
             let head = Head::default();
-            let mut guest = GuestStream::new(SandboxStream::from(stream).into(), head.clone(), permit);
+            let mut guest = GuestStream::new(Either::Left(SandboxStream::from(stream)), head.clone(), permit);
             let mut cx = Context::from_waker(Waker::noop());
             let mut bytes = [0; 8];
             let mut buffer = ReadBuf::new(&mut bytes);

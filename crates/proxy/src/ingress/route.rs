@@ -8,11 +8,10 @@
 //! Python from 2.7 to 2.26, after a connect): requests accepted by [`Api::takes`] go to the API although routing headers
 //! name the agent's port. Headers with another port are followed, because programs there may use `X-API-Key` themselves.
 
+use formats::percent;
 use http::{HeaderMap, Method, Uri, header, request};
 use model::id::SandboxId;
 use protocol::agent;
-
-use crate::percent;
 
 /// Header with the sandbox id.
 pub const ID_HEADER: &str = "e2b-sandbox-id";

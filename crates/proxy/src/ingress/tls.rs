@@ -16,10 +16,11 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 
 /// How long a handshake may take.
@@ -61,7 +62,7 @@ impl GuestTls {
             outcome = Box::pin(handshake) => outcome,
         };
         match outcome {
-            Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
+            Ok(Ok(stream)) => Ok(Either::Right(Box::new(stream))),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "no TLS with a server in a sandbox");
                 Err(DialError::PortClosed)
@@ -114,82 +115,30 @@ impl ServerCertVerifier for AnyCertificate {
 }
 
 /// A stream into a sandbox, as it is or with TLS.
-#[derive(Debug)]
-pub(super) enum Transport {
-    Plain(SandboxStream),
-    Tls(Box<TlsStream<SandboxStream>>),
-}
+pub(super) type Transport = Either<SandboxStream, Box<TlsStream<SandboxStream>>>;
 
-impl From<SandboxStream> for Transport {
-    fn from(stream: SandboxStream) -> Self {
-        Self::Plain(stream)
+/// The socket of a stream into a sandbox, if it is one of this host.
+pub(super) fn socket_of(transport: &Transport) -> Option<&TcpStream> {
+    let stream = match transport {
+        Either::Left(stream) => stream,
+        Either::Right(stream) => stream.get_ref().0,
+    };
+    match stream {
+        SandboxStream::Local(socket) => Some(socket),
+        SandboxStream::Remote(_) => None,
     }
 }
 
-impl Transport {
-    /// The socket, if it is one of this host.
-    pub(super) fn socket(&self) -> Option<&TcpStream> {
-        let stream = match self {
-            Self::Plain(stream) => stream,
-            Self::Tls(stream) => stream.get_ref().0,
-        };
-        match stream {
-            SandboxStream::Local(socket) => Some(socket),
-            SandboxStream::Remote(_) => None,
-        }
-    }
-}
-
-impl AsyncRead for Transport {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            // Many servers close the connection without the message that ends TLS. Nobody in between can cut it short.
-            Self::Tls(stream) => match ready!(Pin::new(stream).poll_read(cx, buf)) {
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
-                read => Poll::Ready(read),
-            },
-        }
-    }
-}
-
-impl AsyncWrite for Transport {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+/// Reads from a stream into a sandbox.
+pub(super) fn poll_read(
+    transport: &mut Transport,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    let is_tls = matches!(transport, Either::Right(_));
+    match ready!(Pin::new(transport).poll_read(cx, buf)) {
+        // Many servers close the connection without the message that ends TLS. Nobody in between can cut it short.
+        Err(error) if is_tls && error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
+        read => Poll::Ready(read),
     }
 }

@@ -6,10 +6,11 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
+use formats::tar::{BLOCK, padding};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::tar::{BLOCK, Entry, Kind, padding};
+use super::tar::{Entry, Kind};
 use crate::commit::failure::Failure;
 use crate::commit::tree::{Content, Metadata, Sink};
 

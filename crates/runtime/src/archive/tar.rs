@@ -5,11 +5,11 @@
 use std::ffi::CString;
 use std::io::{self, Read, Write};
 
+use formats::tar::{self, BLOCK, EXTENDED, Header, NUMBER_END, OWNER_END, TEXT_MAX, add_record, field, padding, text};
+
 use crate::commit::failure::Failure;
 use crate::commit::tree::{Metadata, OPAQUE, is_kept};
 
-/// Size of a header, and the unit to which contents are padded.
-pub(super) const BLOCK: usize = 512;
 /// Maximum length of a path, as programs that unpack archives expect it, and of the target of a link.
 pub(super) const PATH_MAX: usize = 4096;
 /// Maximum length of a pax header, which has the attributes.
@@ -76,73 +76,66 @@ impl Entry {
         if self.path.len() >= PATH_MAX || self.target.len() > PATH_MAX {
             return Err(Failure::Refused("its path is too long for an archive".to_owned()));
         }
+        if self.metadata.uid >= OWNER_END || self.metadata.gid >= OWNER_END {
+            return Err(Failure::Refused("its owner is not one of a sandbox".to_owned()));
+        }
         let mut path = self.path.clone();
         if self.kind == Kind::Directory {
             path.push(b'/');
         }
         let mut pax = Vec::new();
+        let mut record = |key: &str, value: &[u8]| add_record(&mut pax, key.as_bytes(), value);
         let (seconds, nanoseconds) = self.metadata.modified;
         let time = u64::try_from(seconds)
             .ok()
-            .filter(|time| nanoseconds == 0 && *time < 1 << 33);
-        if path.len() > 100 {
-            record(&mut pax, "path", &path);
+            .filter(|time| nanoseconds == 0 && *time < NUMBER_END);
+        if path.len() > TEXT_MAX {
+            record("path", &path);
         }
-        if self.target.len() > 100 {
-            record(&mut pax, "linkpath", &self.target);
+        if self.target.len() > TEXT_MAX {
+            record("linkpath", &self.target);
         }
-        if self.size >= 1 << 33 {
-            record(&mut pax, "size", self.size.to_string().as_bytes());
+        if self.size >= NUMBER_END {
+            record("size", self.size.to_string().as_bytes());
         }
         if time.is_none() {
             // Nanoseconds count forward, also before 1970.
-            record(&mut pax, "mtime", format!("{seconds}.{nanoseconds:09}").as_bytes());
+            record("mtime", format!("{seconds}.{nanoseconds:09}").as_bytes());
         }
         if let Some(size) = self.sparse {
-            record(&mut pax, "GNU.sparse.major", b"1");
-            record(&mut pax, "GNU.sparse.minor", b"0");
-            record(&mut pax, "GNU.sparse.name", &path);
-            record(&mut pax, "GNU.sparse.realsize", size.to_string().as_bytes());
+            record("GNU.sparse.major", b"1");
+            record("GNU.sparse.minor", b"0");
+            record("GNU.sparse.name", &path);
+            record("GNU.sparse.realsize", size.to_string().as_bytes());
         }
         for (name, value) in &self.metadata.attributes {
             let key = [ATTRIBUTE.as_bytes(), name.to_bytes()].concat();
             if key.contains(&b'=') {
                 return Err(Failure::Refused("the name of an attribute contains a =".to_owned()));
             }
-            record_bytes(&mut pax, &key, value);
+            add_record(&mut pax, &key, value);
         }
         if let Some(number) = self.number {
-            record(&mut pax, LINK, number.to_string().as_bytes());
+            add_record(&mut pax, LINK.as_bytes(), number.to_string().as_bytes());
         }
         if pax.len() > PAX_MAX {
             return Err(Failure::Refused(
                 "its attributes are too large for an archive".to_owned(),
             ));
         }
-        if !pax.is_empty() {
-            let length = pax.len() as u64;
-            to.write_all(&header(
-                b'x',
-                b"pax",
-                b"",
-                &Numbers {
-                    size: length,
-                    ..Numbers::default()
-                },
-            ))?;
-            to.write_all(&pax)?;
-            to.write_all(&[0; BLOCK][..padding(length)])?;
-        }
+        tar::write_records(to, &pax)?;
         let kind = Kind::ALL.iter().find(|(kind, _)| *kind == self.kind);
-        let numbers = Numbers {
+        let header = Header {
+            kind: kind.map_or(b'0', |(_, flag)| *flag),
+            path: &path,
+            link: &self.target,
             mode: self.metadata.mode,
             uid: self.metadata.uid,
             gid: self.metadata.gid,
-            size: if self.size >= 1 << 33 { 0 } else { self.size },
-            time: time.unwrap_or(0),
+            size: self.size,
+            mtime: time.unwrap_or(0),
         };
-        let (path, target) = (short(&path), short(&self.target));
-        Ok(to.write_all(&header(kind.map_or(b'0', |(_, flag)| *flag), path, target, &numbers))?)
+        Ok(to.write_all(&header.block())?)
     }
 
     /// Reads the next entry; none at the end of the archive, after which nothing follows.
@@ -158,8 +151,8 @@ impl Entry {
         }
         check(&block)?;
         let mut pax = Vec::new();
-        if block[156] == b'x' {
-            let length = octal(&block[124..136])?;
+        if block[field::KIND] == EXTENDED {
+            let length = octal(&block[field::SIZE])?;
             let length = usize::try_from(length).ok().filter(|length| *length <= PAX_MAX);
             let length = length.ok_or_else(|| invalid("an extended header is too large"))?;
             pax = vec![0; length];
@@ -168,7 +161,7 @@ impl Entry {
             block = next_block(from)?;
             check(&block)?;
         }
-        let flag = block[156];
+        let flag = block[field::KIND];
         let kind = Kind::ALL
             .iter()
             .find(|(_, known)| *known == flag)
@@ -178,21 +171,21 @@ impl Entry {
             let number = octal(&block[range])?;
             u32::try_from(number).map_err(|_| invalid("a number is too large"))
         };
-        let time = octal(&block[136..148])?;
+        let time = octal(&block[field::MTIME])?;
         let metadata = Metadata {
             is_link: kind == Kind::Symlink,
-            mode: number(100..108)?,
-            uid: number(108..116)?,
-            gid: number(116..124)?,
+            mode: number(field::MODE)?,
+            uid: number(field::UID)?,
+            gid: number(field::GID)?,
             modified: (i64::try_from(time).unwrap_or(0), 0),
             attributes: Vec::new(),
         };
         let mut entry = Self {
             kind,
-            path: text(&block[..100]).to_vec(),
-            target: text(&block[157..257]).to_vec(),
+            path: text(&block[field::PATH]).to_vec(),
+            target: text(&block[field::LINK]).to_vec(),
             metadata,
-            size: octal(&block[124..136])?,
+            size: octal(&block[field::SIZE])?,
             sparse: None,
             number: None,
         };
@@ -202,18 +195,10 @@ impl Entry {
     }
 
     /// Takes over the records of an extended header.
-    fn extend(&mut self, mut pax: &[u8]) -> Result<(), Failure> {
-        while !pax.is_empty() {
-            let bad = || invalid("an extended header is damaged");
-            let space = pax.iter().take(20).position(|byte| *byte == b' ').ok_or_else(bad)?;
-            let length = usize::try_from(decimal(&pax[..space])?).map_err(|_| bad())?;
-            if length <= space + 2 || length > pax.len() || pax[length - 1] != b'\n' {
-                return Err(bad());
-            }
-            let record = &pax[space + 1..length - 1];
-            pax = &pax[length..];
-            let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(bad)?;
-            let (key, value) = (&record[..equals], &record[equals + 1..]);
+    fn extend(&mut self, pax: &[u8]) -> Result<(), Failure> {
+        let bad = || invalid("an extended header is damaged");
+        for record in tar::records(pax) {
+            let (key, value) = record.map_err(|_| bad())?;
             match key {
                 b"path" | b"GNU.sparse.name" => self.path = value.to_vec(),
                 b"linkpath" => self.target = value.to_vec(),
@@ -269,76 +254,6 @@ pub(super) fn invalid(why: &str) -> Failure {
     Failure::Refused(format!("invalid archive: {why}"))
 }
 
-/// Zeros up to the next block.
-pub(super) fn padding(size: u64) -> usize {
-    usize::try_from(size.wrapping_neg() % BLOCK as u64).unwrap_or(0)
-}
-
-/// What the header itself has of a text: all of it, or its beginning.
-fn short(text: &[u8]) -> &[u8] {
-    &text[..text.len().min(100)]
-}
-
-fn record(pax: &mut Vec<u8>, key: &str, value: &[u8]) {
-    record_bytes(pax, key.as_bytes(), value);
-}
-
-/// Adds `LENGTH KEY=VALUE\n`, where the length includes itself.
-fn record_bytes(pax: &mut Vec<u8>, key: &[u8], value: &[u8]) {
-    let rest = key.len() + value.len() + 3;
-    let mut length = rest + 1;
-    while length.to_string().len() + rest != length {
-        length = length.to_string().len() + rest;
-    }
-    pax.extend_from_slice(length.to_string().as_bytes());
-    pax.push(b' ');
-    pax.extend_from_slice(key);
-    pax.push(b'=');
-    pax.extend_from_slice(value);
-    pax.push(b'\n');
-}
-
-#[derive(Debug, Default)]
-struct Numbers {
-    mode: u32,
-    uid: u32,
-    gid: u32,
-    size: u64,
-    time: u64,
-}
-
-fn header(flag: u8, path: &[u8], target: &[u8], numbers: &Numbers) -> [u8; BLOCK] {
-    let mut block = [0; BLOCK];
-    block[..path.len()].copy_from_slice(path);
-    block[157..157 + target.len()].copy_from_slice(target);
-    let mut number = |at: usize, digits: usize, value: u64| {
-        let text = format!("{value:0digits$o}");
-        block[at..at + digits].copy_from_slice(text.as_bytes());
-    };
-    number(100, 7, numbers.mode.into());
-    number(108, 7, numbers.uid.into());
-    number(116, 7, numbers.gid.into());
-    number(124, 11, numbers.size);
-    number(136, 11, numbers.time);
-    block[156] = flag;
-    block[257..265].copy_from_slice(b"ustar\x0000");
-    if flag == b'3' {
-        block[329..336].copy_from_slice(b"0000000");
-        block[337..344].copy_from_slice(b"0000000");
-    }
-    let sum = checksum(&block);
-    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-    block
-}
-
-/// The sum of all bytes, where those of the sum itself count as spaces.
-fn checksum(block: &[u8; BLOCK]) -> u64 {
-    let bytes = block.iter().enumerate();
-    bytes
-        .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u64::from(*byte) })
-        .sum()
-}
-
 fn next_block(from: &mut impl Read) -> Result<[u8; BLOCK], Failure> {
     let mut block = [0; BLOCK];
     from.read_exact(&mut block)?;
@@ -346,37 +261,25 @@ fn next_block(from: &mut impl Read) -> Result<[u8; BLOCK], Failure> {
 }
 
 fn check(block: &[u8; BLOCK]) -> Result<(), Failure> {
-    let is_device =
-        block[156] == b'3' && (text(&block[329..337]) != b"0000000" || text(&block[337..345]) != b"0000000");
-    if &block[257..265] != b"ustar\x0000" || is_device || block[345..].iter().any(|byte| *byte != 0) {
+    let has_number = |number: std::ops::Range<usize>| text(&block[number]) != b"0000000";
+    let is_device = block[field::KIND] == b'3' && field::DEVICE.into_iter().any(has_number);
+    let has_more = block[field::PREFIX.start..].iter().any(|byte| *byte != 0);
+    if block[field::MAGIC] != *tar::USTAR || is_device || has_more {
         return Err(invalid("an entry is not one of a layer"));
     }
-    match octal(&block[148..156])? == checksum(block) {
-        true => Ok(()),
-        false => Err(invalid("a checksum is wrong")),
+    if octal(&block[field::CHECKSUM])? != tar::checksum(block) {
+        return Err(invalid("a checksum is wrong"));
     }
-}
-
-fn text(field: &[u8]) -> &[u8] {
-    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
-    &field[..end]
+    Ok(())
 }
 
 fn octal(field: &[u8]) -> Result<u64, Failure> {
-    let digits = str::from_utf8(text(field))
-        .ok()
-        .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-    let number = digits.and_then(|digits| u64::from_str_radix(digits, 8).ok());
-    number.ok_or_else(|| invalid("a number is not one"))
+    tar::octal(field).ok_or_else(|| invalid("a number is not one"))
 }
 
 /// A number of decimal digits alone.
 pub(super) fn decimal(digits: &[u8]) -> Result<u64, Failure> {
-    let digits = str::from_utf8(digits)
-        .ok()
-        .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-    let number = digits.and_then(|digits| digits.parse().ok());
-    number.ok_or_else(|| invalid("a number is not one"))
+    tar::decimal(digits).ok_or_else(|| invalid("a number is not one"))
 }
 
 /// Seconds with nine digits of nanoseconds.

@@ -7,7 +7,9 @@
 use std::ffi::CString;
 use std::io::Read;
 
-use super::tar::{BLOCK, Entry, Kind, decimal, invalid, padding};
+use formats::tar::{BLOCK, padding};
+
+use super::tar::{Entry, Kind, decimal, invalid};
 use crate::commit::budget::Budget;
 use crate::commit::copy::Copy;
 use crate::commit::failure::Failure;

@@ -10,6 +10,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
+use formats::accounts;
+
 use super::fixed::USER;
 
 /// Ids from here on are assigned by each machine in the order in which packages were installed.
@@ -66,24 +68,21 @@ struct User {
 impl Accounts {
     /// The accounts for a `base` of this host.
     pub(super) fn of(host: &Path) -> Self {
-        let read = |file: &str| fs::read_to_string(host.join(file)).unwrap_or_default();
+        let read = |file: &str| fs::read(host.join(file)).unwrap_or_default();
         let overrides = read("var/lib/dpkg/statoverride");
+        let overrides = String::from_utf8(overrides).unwrap_or_default();
         let column = |index: usize| -> BTreeSet<&str> {
             let names = overrides.lines().filter_map(|line| line.split(' ').nth(index));
             names.chain(["_apt"]).collect()
         };
-        let mut accounts = Self::fixed();
-        for line in read("etc/group").lines() {
-            if let [name, _, gid, ..] = line.split(':').collect::<Vec<_>>()[..] {
-                accounts.add_group(name, gid, &column(1));
-            }
+        let mut made = Self::fixed();
+        for group in accounts::groups(&read("etc/group")) {
+            made.add_group(&group, &column(1));
         }
-        for line in read("etc/passwd").lines() {
-            if let [name, _, uid, gid, _, home, ..] = line.split(':').collect::<Vec<_>>()[..] {
-                accounts.add_user(name, uid, gid, home, &column(0));
-            }
+        for user in accounts::users(&read("etc/passwd")) {
+            made.add_user(&user, &column(0));
         }
-        accounts
+        made
     }
 
     fn fixed() -> Self {
@@ -100,29 +99,25 @@ impl Accounts {
         }
     }
 
-    fn add_group(&mut self, name: &str, gid: &str, named: &BTreeSet<&str>) {
-        let Some(gid) = copied_id(name, gid, named) else { return };
-        if !self.groups.iter().any(|(have, id)| have == name || *id == gid) {
-            self.groups.push((name.to_owned(), gid));
+    fn add_group(&mut self, group: &accounts::Group<'_>, named: &BTreeSet<&str>) {
+        let is_taken = |(name, gid): &(String, u32)| name == group.name || *gid == group.gid;
+        if is_copied(group.name, group.gid, named) && !self.groups.iter().any(is_taken) {
+            self.groups.push((group.name.to_owned(), group.gid));
         }
     }
 
-    fn add_user(&mut self, name: &str, uid: &str, gid: &str, home: &str, named: &BTreeSet<&str>) {
-        let Some(uid) = copied_id(name, uid, named) else { return };
-        if self.users.iter().any(|user| user.name == name || user.uid == uid) {
+    fn add_user(&mut self, user: &accounts::User<'_>, named: &BTreeSet<&str>) {
+        let is_taken = |other: &User| other.name == user.name || other.uid == user.uid;
+        if !is_copied(user.name, user.uid, named) || self.users.iter().any(is_taken) {
             return;
         }
-        let gid = gid
-            .parse()
-            .ok()
-            .filter(|gid| self.groups.iter().any(|(_, have)| have == gid));
         let known_places = ["/bin", "/dev", "/run/", "/usr/", "/var/"];
-        let known = known_places.iter().any(|place| home.starts_with(place));
+        let known = known_places.iter().any(|place| user.home.starts_with(place));
         self.users.push(User {
-            name: name.to_owned(),
-            uid,
-            gid: gid.unwrap_or(NOBODY),
-            home: if known { home } else { "/nonexistent" }.to_owned(),
+            name: user.name.to_owned(),
+            uid: user.uid,
+            gid: if self.has_gid(user.gid) { user.gid } else { NOBODY },
+            home: if known { user.home } else { "/nonexistent" }.to_owned(),
             shell: NO_LOGIN,
         });
     }
@@ -181,10 +176,9 @@ fn members(group: &str) -> &'static str {
     if group == "sudo" { "user" } else { "" }
 }
 
-/// The id of an account of the host, if the account is copied.
-fn copied_id(name: &str, id: &str, named: &BTreeSet<&str>) -> Option<u32> {
+/// Whether an account of the host is copied.
+fn is_copied(name: &str, id: u32, named: &BTreeSet<&str>) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    let id: u32 = id.parse().ok()?;
-    let is_copied = id < FIRST_DYNAMIC_ID || named.contains(name);
-    (is_copied && id < NOBODY && !name.is_empty() && name.chars().all(plain)).then_some(id)
+    let is_wanted = id < FIRST_DYNAMIC_ID || named.contains(name);
+    is_wanted && id < NOBODY && name.chars().all(plain)
 }

@@ -211,19 +211,11 @@ fn copy_unchanged(host: &Path, root: &Path, path: &str, checksum: &str) -> io::R
     let Some(content) = read_public(&from)? else {
         return Ok(());
     };
-    if hex(&Md5::digest(&content)) != checksum || !to.parent().is_some_and(Path::is_dir) {
+    if hex::encode(Md5::digest(&content)) != checksum || !to.parent().is_some_and(Path::is_dir) {
         return Ok(());
     }
     let mode = from.symlink_metadata().map_or(0o644, |found| found.mode() & 0o755);
     put(&to, mode, content)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Copies a link unchanged, if its target is in a directory that sandboxes have, too.

@@ -54,11 +54,7 @@ fn base_of(host: &Path) -> io::Result<BaseVersion> {
     for (name, architecture, version) in packages {
         let _ = writeln!(text, "{name} {} {version}", architecture.unwrap_or_default());
     }
-    let hash = Sha256::digest(text);
-    let packages = hash.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    });
+    let packages = hex::encode(Sha256::digest(text));
     Ok(BaseVersion { system, packages })
 }
 

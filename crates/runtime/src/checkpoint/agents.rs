@@ -5,7 +5,6 @@
 //! before the first restore after a start of the platform, and is replaced when an agent that runs it is paused.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Seek as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -144,11 +143,7 @@ fn hash_of(mut file: &File) -> io::Result<String> {
             length => hasher.update(&buffer[..length]),
         }
     }
-    let mut text = String::new();
-    for byte in hasher.finalize() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    Ok(text)
+    Ok(hex::encode(hasher.finalize()))
 }
 
 #[cfg(test)]

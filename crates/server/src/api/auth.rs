@@ -26,7 +26,7 @@ use crate::authentication::{AuthenticationError, Credential};
 use crate::creation::Creator;
 use crate::keys::{ACCESS_TOKEN_PREFIX, InvalidKey};
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::registry::SandboxEntry;
+use crate::sandboxes::entry::SandboxEntry;
 
 /// Header that carries the API key.
 pub(super) const API_KEY: &str = "x-api-key";

@@ -247,8 +247,7 @@ pub(crate) async fn create_injection_rule(
     }
     let mut random = [0; ID_BYTES];
     getrandom::fill(&mut random).map_err(ApiError::failed)?;
-    let digits: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    let id = format!("{ID_PREFIX}{digits}");
+    let id = format!("{ID_PREFIX}{}", hex::encode(random));
     let now_us = clock.now_us();
     let sealed = injections.seal_rule(&id, &injection);
     let row = InjectionRuleRow {

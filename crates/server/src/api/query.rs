@@ -5,8 +5,8 @@ pub(crate) mod shape;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use formats::percent::{self, Plus};
 use http::Uri;
-use proxy::percent::{self, Plus};
 
 use super::error::ApiError;
 

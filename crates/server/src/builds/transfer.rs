@@ -6,12 +6,13 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use formats::tar::{BLOCK, padding};
 use model::id::{BuildId, LayerId, TeamId, TemplateId};
 use model::resources::Resources;
 use protocol::agent;
 use protocol::node::{Image, LayerStream, NodeError};
 use protocol::template_file::{
-    self, BLOCK, BaseVersion, FORMAT, InvalidFile, MANIFEST, MANIFEST_MAX, ManifestLayer, layer_name, padding,
+    self, BaseVersion, FORMAT, InvalidFile, MANIFEST, MANIFEST_MAX, ManifestLayer, layer_name,
 };
 use store::builds::{BuildRequested, BuildRow, BuildTarget, DEFAULT_TAG, NewBuild};
 use store::error::StoreError;

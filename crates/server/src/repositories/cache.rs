@@ -65,13 +65,12 @@ fn digest(parts: &[&[u8]]) -> String {
         hash.update(part);
         hash.update([0]);
     }
-    hex(&hash.finalize())
+    short(&hash.finalize())
 }
 
 /// The first digits of a digest.
-pub(super) fn hex(digest: &[u8]) -> String {
-    let bytes = &digest[..DIGITS / 2];
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+pub(super) fn short(digest: &[u8]) -> String {
+    hex::encode(&digest[..DIGITS / 2])
 }
 
 /// A copy.

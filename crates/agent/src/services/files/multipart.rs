@@ -4,6 +4,7 @@
 //! delimiter may be cut anywhere between two pushes.
 
 use bytes::{Buf, Bytes, BytesMut};
+use formats::percent::{self, Plus};
 use memchr::memmem;
 
 /// The longest head of a part. It carries a file name, which the system limits at 4 KiB.
@@ -250,7 +251,7 @@ fn extended(value: &str) -> Option<String> {
         return None;
     }
     // Here a plus is a plus, unlike in a query.
-    crate::transport::http::percent_decode(&encoded.replace('+', "%2B"))
+    percent::decode(encoded, Plus::Plus).ok()
 }
 
 #[cfg(test)]

@@ -5,22 +5,19 @@
 use std::error::Error as StdError;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
 use http::header::HOST;
 use http::{HeaderValue, Request};
-use http_body_util::{BodyExt as _, Limited};
-use hyper_util::rt::TokioIo;
 use instant_acme::{BodyWrapper, BytesResponse, Error, HttpClient};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
-use server::tls::provider;
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+use crate::requests::{self, Server, connector, roots_of_host};
 
 /// Time limit of a request, from the look-up of the name to the end of the body.
 const REQUEST: Duration = Duration::from_secs(30);
@@ -37,11 +34,7 @@ impl Client {
     /// # Errors
     /// When there are none.
     pub(super) fn new(ca: Option<&Path>) -> Result<Self> {
-        let config = ClientConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(trusted(ca)?)
-            .with_no_client_auth();
-        Ok(Self(TlsConnector::from(Arc::new(config))))
+        Ok(Self(connector(trusted(ca)?)))
     }
 
     async fn send(&self, mut request: Request<BodyWrapper<Bytes>>) -> Result<BytesResponse> {
@@ -50,42 +43,28 @@ impl Client {
         if uri.scheme_str() != Some("https") {
             bail!("{uri} is not an HTTPS address");
         }
-        let (Some(host), Some(authority)) = (uri.host(), uri.authority()) else {
+        let Some(authority) = uri.authority() else {
             bail!("{uri} has no host");
         };
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let address = HeaderValue::from_str(authority.as_str()).context("the address of the server")?;
         request.headers_mut().insert(HOST, address);
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).parse()?;
         *request.uri_mut() = path;
 
-        let port = uri.port_u16().unwrap_or(443);
-        let tcp = TcpStream::connect((host.as_str(), port))
-            .await
-            .with_context(|| format!("connect to {authority}"))?;
-        let name = ServerName::try_from(host).with_context(|| format!("connect to {authority}"))?;
-        let stream = self.0.connect(name, tcp).await;
-        let stream = stream.with_context(|| format!("TLS with {authority}"))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        let exchange = async {
-            let (parts, body) = sender.send_request(request).await?.into_parts();
-            let body = Limited::new(body, BODY).collect().await;
-            let body = body.map_err(|error| anyhow!("read the answer of {authority}: {error}"))?;
-            Ok(BytesResponse {
-                parts,
-                body: Box::new(body.to_bytes()),
-            })
+        let server = Server {
+            is_tls: true,
+            authority: authority.clone(),
         };
-        let mut exchange = std::pin::pin!(exchange);
-        tokio::select! {
-            // Both end together; the answer counts.
-            biased;
-            answered = &mut exchange => answered,
-            ended = connection => match ended {
-                Ok(()) => exchange.await,
-                Err(error) => Err(error).with_context(|| format!("the connection to {authority}")),
-            },
-        }
+        let stream = server.connect(&self.0, REQUEST).await?;
+        let sent = requests::send(stream, request).await;
+        let (response, _connection) = sent.with_context(|| format!("the connection to {authority}"))?;
+        let (parts, body) = response.into_parts();
+        let body = requests::whole(body, BODY).await;
+        let body = body.with_context(|| format!("read the answer of {authority}"))?;
+        Ok(BytesResponse {
+            parts,
+            body: Box::new(body),
+        })
     }
 }
 
@@ -109,15 +88,14 @@ impl HttpClient for Client {
 /// # Errors
 /// When there are none.
 pub(super) fn trusted(ca: Option<&Path>) -> Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
     let Some(path) = ca else {
-        let found = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(found.certs);
+        let roots = roots_of_host();
         if roots.is_empty() {
             bail!("this host has no CA certificates: install ca-certificates, or name a file with acme.ca");
         }
         return Ok(roots);
     };
+    let mut roots = RootCertStore::empty();
     let said = || format!("the CA certificates in {}", path.display());
     for certificate in CertificateDer::pem_file_iter(path).with_context(said)? {
         roots.add(certificate.with_context(said)?).with_context(said)?;

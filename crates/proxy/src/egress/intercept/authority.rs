@@ -186,10 +186,11 @@ fn since_epoch() -> Duration {
 
 /// The key of a seed: a number below the order of the group that looks random to all who lack the seed.
 fn authority_key(seed: &Secret) -> Result<KeyPair, AuthorityError> {
-    let seed = decode(seed.expose()).ok_or(AuthorityError::Seed)?;
+    let mut bytes = Zeroizing::new([0; SEED_BYTES]);
+    hex::decode_to_slice(seed.expose(), bytes.as_mut_slice()).map_err(|_| AuthorityError::Seed)?;
     let scalar = (0..=u8::MAX)
         .map(|attempt| {
-            let mut mac = Hmac::<Sha256>::new_from_slice(seed.as_ref()).expect("every length is accepted");
+            let mut mac = Hmac::<Sha256>::new_from_slice(bytes.as_slice()).expect("every length is accepted");
             mac.update(KEY_LABEL);
             mac.update(&[attempt]);
             Zeroizing::new(<[u8; 32]>::from(mac.finalize().into_bytes()))
@@ -207,26 +208,13 @@ fn authority_key(seed: &Secret) -> Result<KeyPair, AuthorityError> {
     KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ECDSA_P256_SHA256).map_err(AuthorityError::of)
 }
 
-fn decode(seed: &str) -> Option<Zeroizing<Vec<u8>>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, []) = seed.as_bytes().as_chunks::<2>() else {
-        return None;
-    };
-    let bytes: Option<Vec<u8>> = pairs
-        .iter()
-        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
-        .collect();
-    bytes.filter(|bytes| bytes.len() == SEED_BYTES).map(Zeroizing::new)
-}
-
 /// The certificate of a key. Its name is the key's as well: clients that trust two authorities of one name may try the
 /// wrong one only.
 fn authority_params(key: &KeyPair) -> CertificateParams {
     let digest = Sha256::digest(key.subject_public_key_info());
-    let id: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
-    let name = format!("Ringfence egress gateway {id}");
+    let name = format!("Ringfence egress gateway {}", hex::encode(&digest[..4]));
     params.distinguished_name.push(DnType::CommonName, name);
     // Positive, and at most 20 bytes.
     let mut serial = digest[..16].to_vec();
@@ -289,7 +277,7 @@ mod tests {
         // A known value: programs of sandboxes that run while the platform is updated trust this key.
         let key = authority_key(&seed('1')).unwrap();
         let digest = Sha256::digest(key.subject_public_key_info());
-        let shown: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let shown = hex::encode(digest);
         assert_eq!(&shown[..8], KNOWN);
     }
 

@@ -207,16 +207,6 @@ fn is_media_type(text: &str) -> bool {
 /// may have in an encoded text.
 fn forms(secret: &str) -> Vec<Vec<u8>> {
     let bytes = secret.as_bytes();
-    let hex = |upper: bool| -> String {
-        let digit = |byte: &u8| {
-            if upper {
-                format!("{byte:02X}")
-            } else {
-                format!("{byte:02x}")
-            }
-        };
-        bytes.iter().map(digit).collect()
-    };
     let percent = |keep: &[u8], upper: bool| -> String {
         let encode = |byte: &u8| match byte {
             byte if byte.is_ascii_alphanumeric() || keep.contains(byte) => char::from(*byte).to_string(),
@@ -229,8 +219,8 @@ fn forms(secret: &str) -> Vec<Vec<u8>> {
     let json = json.get(1..json.len().saturating_sub(1)).unwrap_or_default();
     let mut forms = vec![
         secret.to_owned(),
-        hex(false),
-        hex(true),
+        hex::encode(bytes),
+        hex::encode_upper(bytes),
         percent(b"-._~", true),
         percent(b"-._~", false),
         percent(b"-._~/:@!$&'()*+,;=", true),

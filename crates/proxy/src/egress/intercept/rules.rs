@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use formats::percent::{Plus, decode};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use model::header::settable_name;
 use model::injection::path::normalize_path;
@@ -11,7 +12,6 @@ use model::injection::{HeaderChoice, InjectionRule, Interception, PathPattern};
 use model::network::EgressPolicy;
 
 use super::mask::Masker;
-use crate::percent::{Plus, decode};
 
 /// The rules of a policy, ready to be applied.
 pub(super) struct Rules {

@@ -72,6 +72,11 @@ mod tests {
                 "Bearer realm=\"https://a/t\",service=\"s, \\\"t\",scope=\"x:y:pull\"",
                 bearer("https://a/t", Some("s, \"t")),
             ),
+            (
+                r#"Bearer realm="https://t.example/token",service="a b", scope="x=\"y""#,
+                bearer("https://t.example/token", Some("a b")),
+            ),
+            ("BASIC realm=x", Some(Challenge::Basic)),
             ("BEARER Service=s, realm=https://a/t", bearer("https://a/t", Some("s"))),
             ("Bearer service=\"s\"", None),
             ("Bearer realm=\"open", None),

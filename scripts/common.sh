@@ -98,6 +98,14 @@ need_rust() {
     echo "cargo is not on the PATH: install Rust $(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml") or newer" >&2
     exit 1
   fi
+  # rustup knows toolchains by name: it would download the pinned version although its `stable` is that version.
+  local pinned found
+  pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' "$root/rust-toolchain.toml")
+  if [ -z "${RUSTUP_TOOLCHAIN:-}" ] && found=$(cd / && rustup show active-toolchain 2>/dev/null); then
+    if [ "$(cd / && rustc --version | cut -d' ' -f2)" = "$pinned" ]; then
+      export RUSTUP_TOOLCHAIN=${found%% *}
+    fi
+  fi
 }
 
 # Makes a Python environment with one pinned version of the SDK and prints its path.

@@ -8,23 +8,20 @@ import re
 import signal
 import ssl
 import stat
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import pytest
 
 from harness.hoststate import HostState, left_over
 from harness.pebble import Pebble
-from harness.patience import within
 from harness.ports import free_port
 from harness.secure import SecurePlatform
+from harness.traffic import until
 
-T = TypeVar("T")
 HOST = "acme.localhost"
 DAYS_90 = 90 * 24 * 60 * 60
 # Renewed after 10 s.
@@ -86,14 +83,6 @@ disk_mb = 256
         self.process.send_signal(signal.SIGHUP)
 
 
-def until(what: str, look: Callable[[], T], seconds: float = 20) -> T:
-    deadline = time.monotonic() + within(seconds)
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
-    return found
-
-
 def answers(connection: http.client.HTTPSConnection) -> bool:
     connection.request("GET", "/health")
     with connection.getresponse() as answer:
@@ -137,7 +126,7 @@ def test_a_wildcard_certificate_is_issued_once_and_used_by_the_sdk(
     pebble.start()
     root = pebble.root()
     platform.start()
-    issued = until("a certificate", lambda: platform.certificate(root))
+    issued = until(lambda: platform.certificate(root), "a certificate")
     assert {name for kind, name in issued["subjectAltName"] if kind == "DNS"} == {HOST, f"*.{HOST}"}
     for name in (HOST, f"49983-iabc.{HOST}"):
         assert platform.certificate(root, name), name
@@ -178,7 +167,7 @@ def test_a_wildcard_certificate_is_issued_once_and_used_by_the_sdk(
     platform.start()
     assert (platform.certificate(root) or {}).get("serialNumber") == issued["serialNumber"]
     platform.hang_up()
-    until("an answer to SIGHUP", lambda: "SIGHUP: the certificate is valid until" in platform.log())
+    until(lambda: "SIGHUP: the certificate is valid until" in platform.log(), "an answer to SIGHUP")
     assert len(pebble.hooks()) == 4
 
 
@@ -187,7 +176,7 @@ def test_certificates_are_renewed_under_open_connections(platform: AcmePlatform,
     pebble.start()
     platform.start()
     root = pebble.root()
-    first = until("a certificate", lambda: platform.certificate(root))
+    first = until(lambda: platform.certificate(root), "a certificate")
     with platform.connected(root) as open_since_then:
         assert answers(open_since_then)
 
@@ -195,13 +184,13 @@ def test_certificates_are_renewed_under_open_connections(platform: AcmePlatform,
             found = platform.certificate(ca)
             return found if found and found["serialNumber"] != before["serialNumber"] else None
 
-        second = until("a renewal", lambda: another(first, root), seconds=30)
+        second = until(lambda: another(first, root), "a renewal", within_s=30)
         assert answers(open_since_then)
         # An authority that has lost its accounts.
         pebble.stop()
         pebble.start()
         root = pebble.root()
-        until("a certificate for another account", lambda: another(second, root), seconds=30)
+        until(lambda: another(second, root), "a certificate for another account", within_s=30)
         assert answers(open_since_then)
     assert platform.log().count("issued a certificate for") == 3
     assert "does not know the account" in platform.log()
@@ -216,7 +205,7 @@ def test_a_failing_hook_and_an_absent_server_leave_the_platform_as_it_is(
     def failures() -> list[str]:
         return re.findall(r"cannot get a certificate from .*", platform.log())
 
-    (absent,) = until("a failure", failures)
+    (absent,) = until(failures, "a failure")
     assert "connect to 127.0.0.1" in absent and "next try in" in absent, absent
     with httpx.Client() as plain:
         assert plain.get(f"{platform.url}/health").status_code == 200
@@ -227,7 +216,7 @@ def test_a_failing_hook_and_an_absent_server_leave_the_platform_as_it_is(
     pebble.start()
     root = pebble.root()
     platform.hang_up()
-    said = until("another failure", lambda: failures()[1:])
+    said = until(lambda: failures()[1:], "another failure")
     assert "exit status: 3: the zone is locked" in said[0], said
     # What may have been added is removed.
     assert [words[0] for words in pebble.hooks()] == ["present", "cleanup"]
@@ -237,7 +226,7 @@ def test_a_failing_hook_and_an_absent_server_leave_the_platform_as_it_is(
     pebble.hook.chmod(0o644)
     assert platform.doctor().startswith("degraded") and "not executable" in platform.doctor()
     platform.hang_up()
-    until("a failure of the third kind", lambda: failures()[2:])
+    until(lambda: failures()[2:], "a failure of the third kind")
     pebble.hook.chmod(0o755)
 
     # Records that nobody can see.
@@ -245,10 +234,10 @@ def test_a_failing_hook_and_an_absent_server_leave_the_platform_as_it_is(
     pebble.hook.write_text("#!/bin/sh\nexit 0\n")
     pebble.hook.chmod(0o755)
     platform.hang_up()
-    said = until("a refusal", lambda: failures()[3:])
+    said = until(lambda: failures()[3:], "a refusal")
     assert "the server refused the DNS records" in said[0] and "No TXT records found" in said[0], said
 
     pebble.hook.with_name("real").rename(pebble.hook)
     platform.hang_up()
-    until("a certificate", lambda: platform.certificate(root))
+    until(lambda: platform.certificate(root), "a certificate")
     assert platform.doctor().startswith("ok")

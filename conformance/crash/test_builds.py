@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import httpx
 from e2b import Sandbox
 
+from harness.elapse import at_moment
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -137,7 +138,7 @@ def kill_and_check(server: Platform, chance: random.Random, cycle: int) -> int:
     for thread in threads:
         thread.start()
     # Requests, uploads and starts take some tens of milliseconds, and the steps some hundreds.
-    time.sleep(chance.uniform(0, 0.8))
+    at_moment(chance.uniform(0, 0.8))
     dying.set()
     server.kill()
     for thread in threads:
@@ -147,7 +148,7 @@ def kill_and_check(server: Platform, chance: random.Random, cycle: int) -> int:
         raise ExceptionGroup("clients failed while no kill was under way", errors)
     server.start()
     if chance.random() < 0.3:
-        time.sleep(chance.uniform(0, 0.4))
+        at_moment(chance.uniform(0, 0.4))
         server.kill()
         server.start()
     with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:

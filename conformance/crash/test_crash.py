@@ -29,10 +29,12 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox, SandboxQuery
 
+from harness.elapse import at_moment, idle_for
 from harness.hoststate import HostState, left_over
 from harness.inside import host_pids
 from harness.patience import within
 from harness.platform import Platform
+from harness.traffic import until
 
 CYCLES = int(os.environ.get("RINGFENCE_CRASH_CYCLES", "200"))
 SEED = int(os.environ.get("RINGFENCE_CRASH_SEED", str(time.time_ns() % 1_000_000)))
@@ -128,11 +130,8 @@ def unless_deleted(world: World, chosen: Known) -> Iterator[None]:
 
 def note_process(made: Known) -> None:
     """Notes the host's process of the mark; the shell becomes it a moment after the start was answered."""
-    for _ in range(500):
-        if pids := host_pids(made.mark):
-            made.process = (pids[0], started_at(pids[0]))
-            return
-        time.sleep(0.01)
+    pid = until(lambda: host_pids(made.mark), "the shell has become it", within_s=5, every_s=0.01)[0]
+    made.process = (pid, started_at(pid))
 
 
 def listed() -> set[str]:
@@ -194,17 +193,20 @@ def difference(more: dict[str, int], less: dict[str, int]) -> dict[str, int]:
 
 def settled(expected: dict[str, int], within_s: float = 15.0) -> None:
     """Removal goes on for a moment after a delete was answered; then the host must match exactly."""
-    deadline = time.monotonic() + within(within_s)
-    while (now := counted(HostState.take())) != expected:
-        assert time.monotonic() < deadline, f"the host has {now}, the sandboxes account for {expected}"
-        time.sleep(0.05)
+    now: dict[str, int] = {}
+
+    def is_settled() -> bool:
+        now.update(counted(HostState.take()))
+        return now == expected
+
+    until(is_settled, lambda: f"the host has {now}, the sandboxes account for {expected}", within_s, every_s=0.05)
 
 
 def steady(platform: Platform, for_s: float = 0.5) -> HostState:
     """The state of the host once nothing has changed for a moment."""
     state, since = HostState.take(platform.data_dir), time.monotonic()
     while time.monotonic() - since < for_s:
-        time.sleep(0.02)
+        idle_for(0.02)
         if (now := HostState.take(platform.data_dir)) != state:
             state, since = now, time.monotonic()
     return state
@@ -274,7 +276,7 @@ def kill_and_check(crashing: Platform, world: World, chance: random.Random) -> f
     ]
     for thread in clients:
         thread.start()
-    time.sleep(chance.uniform(0, 0.3))
+    at_moment(chance.uniform(0, 0.3))
     world.dying = True
     crashing.kill()
     for thread in clients:
@@ -301,7 +303,7 @@ def kill_while_starting(platform: Platform, after_s: float) -> None:
             env=platform.environment(),
             start_new_session=True,
         )
-    time.sleep(after_s)
+    at_moment(after_s)
     starting.kill()
     starting.wait()
 
@@ -324,7 +326,7 @@ def test_kill_9_during_down_and_the_first_start(work_dir: Path) -> None:
                 stderr=subprocess.DEVNULL,
                 env=server.environment(),
             )
-            time.sleep(after_ms / 4000)
+            at_moment(after_ms / 4000)
             ending.kill()
             ending.wait()
             assert server.down().returncode == 0

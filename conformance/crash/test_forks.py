@@ -25,6 +25,7 @@ from e2b import Sandbox
 
 from crash.test_images import Holder, criu_of, kill_criu
 from harness.criu import criu_config, groups, processes
+from harness.elapse import at_moment
 from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
@@ -105,7 +106,7 @@ def kill_and_check(server: Platform, chance: random.Random, box: Sandbox, pid: i
 
     client = threading.Thread(target=make)
     client.start()
-    time.sleep(chance.uniform(0.0, 2.5))
+    at_moment(chance.uniform(0.0, 2.5))
     if is_after_an_answer:
         until(lambda: bool(made or failures), "a fork is answered", 60)
     server.kill()

@@ -19,6 +19,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config
+from harness.elapse import as_told
 from harness.hoststate import tree_of
 from harness.platform import Platform
 from harness.traffic import until
@@ -159,7 +160,7 @@ def resume(team: Team, box: str) -> None:
     def is_resumed() -> bool:
         answer = team.connect(box)
         if answer.status_code == 503:
-            time.sleep(allowed(answer))
+            as_told(answer)
             return False
         assert answer.status_code in (200, 201), answer.text
         return True

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config
+from harness.elapse import as_told, at_moment
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -83,7 +83,7 @@ class Holder:
             answer = self.api.post(f"{self.path}/connect", json={"timeout": 3000})
             if answer.status_code != 503 or answer.json().get("error_code") != "sandbox_resume_delayed":
                 return answer
-            time.sleep(int(answer.headers["Retry-After"]))
+            as_told(answer)
 
 
 def image_of(server: Platform, holder: Holder) -> Path:
@@ -132,11 +132,10 @@ def kill_criu(server: Platform, during: Callable[[], object], after_s: float) ->
         while not done.is_set():
             if found := criu_of(server):
                 try:
-                    while any(is_in_its_first_moments(server, pid) for pid in found):
-                        time.sleep(0.001)
+                    until(lambda: not any(is_in_its_first_moments(server, pid) for pid in found), "CRIU has begun", every_s=0.001)
                 except OSError:
                     continue
-                time.sleep(after_s)
+                at_moment(after_s)
                 for pid in found:
                     try:
                         os.kill(pid, signal.SIGKILL)

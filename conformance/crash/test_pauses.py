@@ -30,6 +30,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config, frozen_config
+from harness.elapse import at_moment
 from harness.platform import Platform
 from harness.traffic import until
 from harness.witness import start, stood
@@ -123,12 +124,12 @@ def alternate(api: httpx.Client, subject: Subject, chance: random.Random, rest_s
             assert answer.status_code == 204, answer.text
             subject.answered = time.time()
             subject.known = "paused"
-            time.sleep(chance.uniform(0.0, rest_s))
+            at_moment(chance.uniform(0.0, rest_s))
             subject.known = None
             answer = api.post(f"{path}/connect", json={"timeout": 3000})
             assert answer.status_code == 201, answer.text
             subject.known = "running"
-            time.sleep(chance.uniform(0.0, rest_s))
+            at_moment(chance.uniform(0.0, rest_s))
     except httpx.TransportError:
         pass
 
@@ -148,7 +149,7 @@ def kill_and_check(server: Platform, chance: random.Random, subjects: list[Subje
         clients = [threading.Thread(target=work, args=[subject, random.Random(chance.random())]) for subject in subjects]
         for client in clients:
             client.start()
-        time.sleep(chance.uniform(0.0, within_s))
+        at_moment(chance.uniform(0.0, within_s))
         server.kill()
         for client in clients:
             client.join(60)

@@ -29,6 +29,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config, groups, processes
+from harness.elapse import at_moment
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -135,7 +136,7 @@ def kill_and_check(
         made: list[str] = []
         client = threading.Thread(target=make)
         client.start()
-        time.sleep(chance.uniform(0.0, 2.5))
+        at_moment(chance.uniform(0.0, 2.5))
         if is_after_an_answer:
             until(lambda: bool(with_memory or failures), "a snapshot with memory is answered", 60)
         server.kill()

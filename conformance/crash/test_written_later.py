@@ -14,6 +14,7 @@ from e2b import Sandbox
 from crash.test_images import criu_of, is_in_its_first_moments
 from crash.test_pauses import Subject
 from harness.criu import frozen_config
+from harness.elapse import idle_for, nothing_for
 from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
@@ -65,7 +66,7 @@ def test_what_writes_is_killed(crashing: Platform, whom: str) -> None:
         # Most are killed before.
         interrupted += storage() == "memory"
         since = time.time()
-        time.sleep(0.3)
+        nothing_for(0.3)
         assert api.post(f"{path}/connect", json={"timeout": 600}).status_code == 201
         stood(box, pid, since, since + 0.3)
         assert box.commands.run("echo here").stdout == "here\n"
@@ -84,7 +85,7 @@ def test_it_stands_still_without_the_platform(crashing: Platform) -> None:
         answered = time.time()
         writing(crashing)
         crashing.kill()
-        time.sleep(2)
+        idle_for(2)
         crashing.start()
         crashing.use()
         assert httpx.get(url, headers=headers, timeout=60).json()["state"] == "paused"

@@ -10,7 +10,6 @@ import os
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from e2b.exceptions import ServiceBusyException
 
 from harness import hoststate
 from harness.criu import criu_config
+from harness.elapse import slowly
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 from harness.traffic import until
@@ -330,7 +330,7 @@ def test_a_disk_that_was_taken_as_a_whole_needs_nothing_of_the_host() -> None:
         with pytest.raises(ServiceBusyException) as no_room:
             for _ in range(6):
                 made.append(Sandbox.create(timeout=600))
-                time.sleep(0.3)
+                slowly(0.3)
         assert "503" in str(no_room.value)
         assert 1 <= len(made) <= 3, len(made)
         assert available(mount) >= FLOOR_MB * MIB

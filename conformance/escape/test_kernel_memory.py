@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 import uuid
 
 import httpx
 import pytest
 from e2b import Sandbox
 
+from harness.elapse import idle_for, nothing_for
 from harness.inside import Background, host_pids, root
 from harness.platform import Platform
 from harness.traffic import program, until
@@ -209,7 +209,7 @@ def test_a_server_with_full_buffers_is_not_terminated(platform: Platform, neighb
         until(lambda: not box.is_running(), "the other one is ended", within_s=60)
     finally:
         box.kill()
-    time.sleep(1)
+    nothing_for(1)
     assert neighbour.is_running()
     assert logged(platform, neighbour.sandbox_id) == []
     assert root(neighbour, "echo untouched") == "untouched\n"
@@ -221,7 +221,7 @@ def test_what_was_taken_while_no_platform_ran_is_found(platform: Platform) -> No
     # More than the platform allows, and less than the agent does.
     start(box, "errors", "user", mib=100)
     platform.kill()
-    time.sleep(2)
+    idle_for(2)
     platform.start()
     platform.use()
     until(lambda: not box.is_running(), "the sandbox is ended", within_s=60)
@@ -283,7 +283,7 @@ def test_clients_that_give_up_on_a_stuck_server_do_not_end_its_sandbox(platform:
         until(lambda: not box.is_running(), "a hog elsewhere is ended", within_s=60)
     finally:
         box.kill()
-    time.sleep(1)
+    nothing_for(1)
     assert neighbour.is_running()
     assert logged(platform, neighbour.sandbox_id) == []
 

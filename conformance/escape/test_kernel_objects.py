@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from e2b import Sandbox, SandboxException
 
+from harness.elapse import idle_for
 from harness.platform import Platform
 from harness.traffic import PROGRAMS, program, until
 
@@ -77,7 +78,7 @@ def settled_bytes() -> int:
     """The same, once what ended before has been given back: charges end earlier than objects."""
     last, deadline = uncharged_bytes(), time.monotonic() + 1.5
     while time.monotonic() < deadline:
-        time.sleep(0.05)
+        idle_for(0.05)
         now = uncharged_bytes()
         if abs(now - last) < 2 * MIB:
             return now
@@ -135,7 +136,7 @@ def make(platform: Platform, kind: str, user: str) -> Made:
 def test_what_the_kernel_takes_is_charged_or_bounded(platform: Platform, user: str, kind: str) -> None:
     attempts: list[Made] = []
     for pause_s in PAUSES_S:
-        time.sleep(pause_s)
+        idle_for(pause_s)
         made = make(platform, kind, user)
         attempts.append(made)
         print(f"\n{user} {kind}: {made.said}, uncharged {made.uncharged_mib} MiB, more on the host: {made.grown}")

@@ -14,6 +14,7 @@ from e2b import Sandbox
 from e2b.exceptions import SandboxException, SandboxUnreachableException, TimeoutException
 
 from harness.beside import beside
+from harness.elapse import nothing_for
 from harness.inside import Background, root
 from harness.platform import Platform
 from harness.traffic import until
@@ -164,7 +165,7 @@ def test_an_operator_can_switch_it_off(platform: Platform, tmp_path: Path) -> No
         full = quota_us(box)
         Background(box, STORMS["threads"], "user")
         # Long enough to be limited several times.
-        time.sleep(5)
+        nothing_for(5)
         assert quota_us(box) == full
         assert "cpu_throttled" not in events(server, box.sandbox_id)
         assert box.kill()

@@ -20,6 +20,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
+from harness.elapse import at_moment, slowly
 from harness.hoststate import HostState, left_over, own
 from harness.patience import within
 from harness.platform import Platform
@@ -110,7 +111,7 @@ def test_a_stopped_replacement_delays_no_other_sandbox(attacked: Platform) -> No
             assert box.kill()
         if number > 30 and refused_spawners(attacked) >= ATTACKERS:
             break
-        time.sleep(0.1)
+        slowly(0.1)
     assert refused_spawners(attacked) >= ATTACKERS, "the attack never caught a replacement"
     with in_time("the neighbour's delete"):
         assert neighbour.kill()
@@ -172,7 +173,7 @@ def test_launchers_that_stand_still(attacked: Platform) -> None:
 
             creates = [pool.submit(create) for _ in range(530)]
             until(lambda: len(Sandbox.list(limit=100).next_items()) >= 2, "the API answers")
-            time.sleep(2)
+            at_moment(2)
             with in_time("the neighbour's delete"):
                 assert neighbour.kill()
             attacked.kill()

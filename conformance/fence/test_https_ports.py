@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 import httpx
 from e2b import Sandbox
 
+from harness.elapse import idle_for
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.traffic import get, until
@@ -77,7 +77,7 @@ def test_an_update_changes_the_ports(create: Callable[..., Sandbox], platform: P
         reply = httpx.put(url, json={"httpsPorts": ports}, headers={"X-API-Key": os.environ["E2B_API_KEY"]})
         assert reply.status_code == 204, reply.text
         # A connection that is kept stays as it is, for about a second after its last request.
-        time.sleep(3)
+        idle_for(3)
         assert ("connection" in get(platform.url, host).text) == served, ports
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from fence.test_injection import API, Injected, sent
 from harness.asked import Asked
 from harness.beside import beside
 from harness.criu import frozen_config, pause, processes
+from harness.elapse import at_moment
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.search import search_kept
@@ -217,7 +217,7 @@ class Connected:
         self.count = len(kinds) * len(SERVERS)
         until(lambda: len(self.connections()) == self.count, "the servers have its connections")
         # What it does on them has begun.
-        time.sleep(0.3)
+        at_moment(0.3)
 
     def connections(self) -> list[dict[str, Any]]:
         return [event for server in SERVERS for event in self.since(kind="tcp", server=server)]

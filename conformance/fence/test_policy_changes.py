@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from e2b import Sandbox
 
+from harness.elapse import idle_for, nothing_for
 from harness.inside import outgoing, root
 from harness.internet import Internet
 from harness.internet_names import home
@@ -114,7 +115,7 @@ def test_udp_flows_end_with_their_policy(create: Callable[..., Sandbox], interne
     box.update_network({"deny_out": ["93.190.1.0/24"]})
     until(lambda: root(box, "cat /tmp/flow || true").split()[-1:] == ["denied"], "packets are refused")
     with internet.capture() as capture:
-        time.sleep(0.3)
+        nothing_for(0.3)
         assert capture.to("93.190.1.1") == []
     box.update_network({})
     until(lambda: root(box, "cat /tmp/flow || true").split()[-1:] == ["ok"], "packets are answered again")
@@ -147,9 +148,9 @@ def test_a_policy_outlives_its_platform(create: Callable[..., Sandbox], platform
         killed = time.time()
         platform.kill()
         # The kernel resets its connections, and no new ones are made.
-        time.sleep(0.3)
+        idle_for(0.3)
         capture.packets().clear()
-        time.sleep(0.7)
+        nothing_for(0.7)
         assert [packet for packet in capture.packets() if packet.data[13] & 2 or packet.protocol == "udp"] == []
     started = time.time()
     platform.start()
@@ -198,7 +199,7 @@ def test_ports_taken_while_there_is_no_platform(create: Callable[..., Sandbox], 
     greedy.commands.run("exec python3 /tmp/greedy.py", background=True, user="root", timeout=0)
     assert results(other, {"do": "tcp", "to": FIRST}) == ["ok"]
     platform.kill()
-    time.sleep(0.5)
+    idle_for(0.5)
     platform.start()
     assert root(greedy, "echo unharmed") == "unharmed\n"
     assert "ok" not in results(greedy, {"do": "tcp", "to": FIRST}, {"do": "udp", "to": FIRST}, {"do": "tcp", "to": "10.9.0.1"})

@@ -19,6 +19,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.code_host import HOST, TOKEN, CodeHost, git
+from harness.elapse import at_moment
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.traffic import until
@@ -293,7 +294,7 @@ def test_kill_9_while_copies_are_written(host: CodeHost, platform: Platform, tmp
         if cycle:
             with ThreadPoolExecutor() as pool:
                 asked = pool.submit(create)
-                time.sleep(chance.uniform(0.2, 1.2) * took[0])
+                at_moment(chance.uniform(0.2, 1.2) * took[0])
                 platform.kill()
                 # It has its answer or loses its connection.
                 failure = asked.exception()

@@ -26,8 +26,8 @@ from e2b.sandbox_sync.commands.pty import Pty
 from e2b.sandbox_sync.filesystem.filesystem import Filesystem
 from e2b.sandbox_sync.git import Git
 
-from harness.patience import within
 from harness.platform import Platform
+from harness.traffic import until_async
 
 FLAVOURS = ("sync", "async")
 SANDBOX = {"sync": Sandbox, "async": AsyncSandbox}
@@ -122,12 +122,7 @@ class Box(Recorded):
 
     async def until(self, condition: Callable[[], Awaitable[Any]], what: str, within_s: float = 20.0) -> Any:
         """Waits for something that another process does."""
-        waits_s = within(within_s)
-        deadline = asyncio.get_running_loop().time() + waits_s
-        while not (value := await condition()):
-            assert asyncio.get_running_loop().time() < deadline, f"still not so after {waits_s:.1f} s: {what}"
-            await asyncio.sleep(0.02)
-        return value
+        return await until_async(condition, what, within_s)
 
 
 async def make(flavour: str, **options: Any) -> Box:

@@ -6,10 +6,11 @@ platform's address and the name travels in the Host header, exactly as it would 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -17,6 +18,7 @@ from harness.patience import within
 from harness.platform import Platform
 from harness.secure import SecurePlatform
 
+T = TypeVar("T")
 PROGRAMS = Path(__file__).parent.parent / "programs"
 
 
@@ -25,13 +27,24 @@ def program(name: str) -> str:
     return (PROGRAMS / name).read_text()
 
 
-def until(condition: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
-    """Waits for something that another process does."""
+def until(condition: Callable[[], T], what: str | Callable[[], str], within_s: float = 20.0, every_s: float = 0.02) -> T:
+    """Waits for something that another process does, and returns what the condition returned."""
     waits_s = within(within_s)
     deadline = time.monotonic() + waits_s
-    while not condition():
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"still not so after {waits_s:.1f} s: {what if isinstance(what, str) else what()}"
+        time.sleep(every_s)
+    return value
+
+
+async def until_async(condition: Callable[[], Awaitable[T]], what: str, within_s: float = 20.0) -> T:
+    """The same where the condition is asked through an asynchronous client."""
+    waits_s = within(within_s)
+    deadline = time.monotonic() + waits_s
+    while not (value := await condition()):
         assert time.monotonic() < deadline, f"still not so after {waits_s:.1f} s: {what}"
-        time.sleep(0.02)
+        await asyncio.sleep(0.02)
+    return value
 
 
 def get(url: str, host: str, path: str = "/", client: Any = httpx) -> httpx.Response:

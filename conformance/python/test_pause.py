@@ -14,6 +14,7 @@ import httpx
 import pytest
 from e2b import CommandExitException, NotFoundException, PtySize, Sandbox, SandboxException, SandboxQuery, SandboxState
 
+from harness.elapse import nothing_for
 from harness.inside import Timers
 from harness.platform import Platform
 from harness.traffic import get, until, wait_served
@@ -306,7 +307,7 @@ def test_files_alone_are_kept(platform: Platform) -> None:
             # None of its processes is left, and new ones start as in any other.
             assert "mv /tmp/n.new" not in run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '")
             before = count(box)
-            time.sleep(0.2)
+            nothing_for(0.2)
             assert count(box) == before
     finally:
         assert box.kill() is True
@@ -321,7 +322,7 @@ def test_processes_are_given_up_on_request(platform: Platform) -> None:
         answer = api(platform, "POST", f"/sandboxes/{box.sandbox_id}/connect", timeout=120, memory=False)
         assert answer.status_code == 201 and "init;dur=" in answer.headers["server-timing"]
         before = count(box)
-        time.sleep(0.2)
+        nothing_for(0.2)
         assert count(box) == before
         # One that is killed while only its disk is there leaves nothing.
         assert pause_to_disk(box) is True

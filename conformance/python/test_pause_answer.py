@@ -12,6 +12,7 @@ from e2b import Sandbox
 
 from harness.beside import beside
 from harness.criu import frozen_config, groups, processes
+from harness.elapse import at_moment
 from harness.platform import Platform
 from harness.traffic import until
 from harness.witness import is_whole, start, stood
@@ -101,7 +102,7 @@ def test_a_resume_goes_on_from_memory(frozen: Platform, box: Sandbox) -> None:
     for attempt in range(12):
         assert client.post("pause").status_code == 204
         answered = time.time()
-        time.sleep(0.02 * attempt)
+        at_moment(0.02 * attempt)
         path, body = [("connect", {"timeout": 200}), ("resume", {"timeout": 200, "autoPause": attempt % 4 == 1})][attempt % 2]
         kept.append(client.storage())
         resuming = time.time()
@@ -126,7 +127,7 @@ def test_traffic_resumes_it(frozen: Platform) -> None:
         for wait in (0.0, 0.05, 0.15):
             assert client.post("pause").status_code == 204
             answered = time.time()
-            time.sleep(wait)
+            at_moment(wait)
             resuming = time.time()
             assert box.commands.run("echo awake").stdout == "awake\n"
             stood(box, pid, answered, resuming)
@@ -141,7 +142,7 @@ def test_a_kill_ends_both(frozen: Platform) -> None:
         client = Client(frozen, box)
         start(box, 200)
         assert client.post("pause").status_code == 204
-        time.sleep(wait)
+        at_moment(wait)
         begun = time.time()
         assert httpx.delete(client.url, headers=client.key, timeout=60).status_code == 204
         assert time.time() - begun < 5
@@ -181,7 +182,7 @@ def test_the_next_start_goes_on_with_it(frozen: Platform, box: Sandbox) -> None:
     for wait, end in [(0.1, frozen.kill), (0.0, frozen.kill), (0.25, frozen.kill), (0.1, frozen.terminate)]:
         assert client.post("pause").status_code == 204
         answered = time.time()
-        time.sleep(wait)
+        at_moment(wait)
         end()
         frozen.start()
         assert client.storage() in (MEMORY, DISK)

@@ -14,6 +14,7 @@ from e2b import PtySize, Sandbox
 
 from harness.beside import beside
 from harness.criu import criu_config, groups, pause, processes
+from harness.elapse import at_moment
 from harness.inside import Background, Timers
 from harness.platform import Platform
 from harness.traffic import until
@@ -328,7 +329,7 @@ def test_a_resume_cancels_a_pause_that_still_writes(disk: Platform, box: Sandbox
         answers: list[httpx.Response] = []
         pausing = threading.Thread(target=lambda: answers.append(api.post(f"{url}/pause")))
         pausing.start()
-        time.sleep(0.01 * (attempt % 12))
+        at_moment(0.01 * (attempt % 12))
         path, body = [("/connect", {"timeout": 200}), ("/resume", {"timeout": 200})][attempt % 2]
         resumed = httpx.post(f"{url}{path}", headers=key, json=body, timeout=60)
         pausing.join()

@@ -6,7 +6,6 @@ import os
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
+from harness.elapse import slowly
 from harness.platform import Platform
 from harness.secure import SecurePlatform
 from harness.traffic import program, until
@@ -129,7 +129,7 @@ def test_a_client_that_reads_slowly_gets_everything(server: Server) -> None:
         got = receive(connection, b"\r\n\r\n")
         received = len(got) - got.index(b"\r\n\r\n") - 4
         for _ in range(20):
-            time.sleep(0.05)
+            slowly(0.05)
             received += len(connection.recv(4096))
         while data := connection.recv(1 << 20):
             received += len(data)
@@ -140,5 +140,5 @@ def test_a_client_that_sends_slowly_is_served(server: Server) -> None:
     with server.connect() as connection:
         for part in (f"PUT / HTTP/1.1\r\nHost: {server.host}\r\n", "Content-Length: 10\r\n\r\n", *"0123456789"):
             connection.sendall(part.encode())
-            time.sleep(0.05)
+            slowly(0.05)
         assert receive(connection, b"\r\n\r\n10").startswith(b"HTTP/1.1 200 ")

@@ -15,7 +15,7 @@ import pytest
 from e2b import AsyncSandbox, AuthenticationException, Sandbox, SandboxException, SandboxQuery
 
 from harness.platform import Platform
-from harness.traffic import by_name, program, until, wait_served
+from harness.traffic import by_name, program, until, until_async, wait_served
 
 NOWHERE = "i" + "0" * 20
 
@@ -171,8 +171,7 @@ def test_metrics_of_a_sandbox(api: httpx.Client, sandbox: Sandbox) -> None:
 def test_metrics_by_the_asynchronous_api(platform: Platform) -> None:
     async def main() -> None:
         async with await AsyncSandbox.create() as box:
-            while not (found := await box.get_metrics()):
-                await asyncio.sleep(0.05)
+            found = await until_async(box.get_metrics, "there are metrics")
             assert found[0] == (await AsyncSandbox.get_metrics(box.sandbox_id))[0]
 
     asyncio.run(asyncio.wait_for(main(), 30))

@@ -13,6 +13,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.beside import beside
+from harness.elapse import idle_for
 from harness.inside import root
 from harness.patience import within
 from harness.platform import Platform
@@ -350,7 +351,7 @@ def test_figures_stay_live_while_no_platform_runs(small: Platform) -> None:
         box.files.write("/tmp/alone", "")
         small.kill()
         killed = time.time()
-        time.sleep(3)
+        idle_for(3)
         started = time.time()
         small.start()
         small.use()

@@ -8,7 +8,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -436,6 +436,15 @@ pub(crate) async fn read_available(stream: &mut TlsStream<TcpStream>) -> String 
         all.extend_from_slice(&part[..length]);
     }
     String::from_utf8_lossy(&all).into_owned()
+}
+
+/// Waits for what the gateway does a moment later.
+pub(crate) async fn until(mut condition: impl AsyncFnMut() -> bool, what: &str) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition().await {
+        assert!(Instant::now() < deadline, "still not so: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// The body of a response as text.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::injection::PathPattern;
 use rcgen::{CertificateParams, KeyPair};
 
-use crate::support::{HOST, OTHER, Record, World, read_available, rule, seed, server_config};
+use crate::support::{HOST, OTHER, Record, World, read_available, rule, seed, server_config, until};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
@@ -81,8 +81,7 @@ async fn a_server_without_tls_gets_nothing() {
 async fn a_server_that_is_not_there_is_a_reset() {
     let world = World::new().await;
     assert!(world.tls(HOST, &["h2"]).await.is_err());
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(world.reported().contains("Failed"), "{}", world.reported());
+    until(async || world.reported().contains("Failed"), "the failure is reported").await;
 }
 
 #[tokio::test]
@@ -107,8 +106,11 @@ async fn connections_that_are_intercepted_are_limited() {
     let _second = world.tls(HOST, &[]).await.unwrap();
     assert!(world.tls(HOST, &[]).await.is_err());
     drop(first);
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(world.tls(HOST, &[]).await.is_ok());
+    until(
+        async || world.tls(HOST, &[]).await.is_ok(),
+        "another connection is intercepted",
+    )
+    .await;
 }
 
 #[tokio::test]

@@ -30,8 +30,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use model::injection::provider::Providers;
-use model::resources::{OPEN_FILES, OPEN_FILES_MAX, Resources};
+use model::resources::{OPEN_FILES_MAX, Resources};
+use node::NodeSettings;
 use proxy::egress::EgressSettings;
+use runtime::settings::DriverSettings;
 use server::settings::{
     BUCKET_MAX, BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PauseSettings, PoolSettings,
     RecordSettings, RepositorySettings, SigningSettings, TeamLimits,
@@ -51,8 +53,6 @@ use self::values::{boolean, directory, disk_reserve, domain, integer, limit, lis
 use crate::master_key::{KeySource, MASTER_ENV};
 use crate::tls::Https;
 
-/// How many processes a sandbox may create per second by default.
-const PROCESS_RATE: u32 = 2000;
 /// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
 const OPEN_FILES_MIN: u32 = 64;
 
@@ -81,20 +81,12 @@ pub(crate) struct Config {
     pub(crate) signing: SigningSettings,
     /// Where the master key comes from.
     pub(crate) master_key: KeySource,
-    /// Number of launcher processes, if configured.
-    pub(crate) launchers: Option<usize>,
-    /// Whether `base` is offered.
-    pub(crate) base_template: bool,
+    /// The node and its driver, except for what the node shares with the server and what is known at the start only.
+    pub(crate) node: NodeSettings,
     /// The resources of a sandbox of `base`.
     pub(crate) resources: Resources,
     /// The limits of teams.
     pub(crate) limits: Limits,
-    /// Whether the whole disk of a sandbox is allocated at its start.
-    pub(crate) reserve_disks: bool,
-    /// How many files a process of a sandbox may have open, unless it asks for more.
-    pub(crate) open_files: u32,
-    /// How many processes a sandbox may create per second; none without a limit.
-    pub(crate) process_rate: Option<u32>,
     /// The capacity reserved on this host.
     pub(crate) capacity: CapacitySettings,
     /// How many connections clients may have.
@@ -123,12 +115,6 @@ pub(crate) struct Config {
     pub(crate) pool: PoolSettings,
     /// Paused sandboxes.
     pub(crate) pause: PauseSettings,
-    /// The program that writes the processes of paused sandboxes to disk.
-    pub(crate) criu: Option<PathBuf>,
-    /// Whether the memory of sandboxes that are paused in memory is moved to swap.
-    pub(crate) page_out: bool,
-    /// Whether to run without a usable cgroup.
-    pub(crate) unlimited: bool,
     /// Unknown environment variables with our prefix, for a warning.
     pub(crate) unknown_env: Vec<String>,
 }
@@ -183,6 +169,35 @@ impl Sources {
             pids: number(keys::SANDBOX_PIDS, 32, u32::MAX, base.pids)?,
         };
         let reserve_disks = given.parse(keys::SANDBOX_DISK_RESERVE, disk_reserve)?.unwrap_or(false);
+        let node = NodeSettings::new(data_dir.clone());
+        let driver = node.driver;
+        let node = NodeSettings {
+            isolation: given
+                .parse(keys::SANDBOX_ISOLATION, str::parse)?
+                .unwrap_or(node.isolation),
+            driver: DriverSettings {
+                launchers: given
+                    .parse(keys::LAUNCHERS, |text| integer(text, 1, 64))?
+                    .map_or(driver.launchers, |count| count as usize),
+                unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(driver.unlimited),
+                disks_mb: vec![resources.disk_mb],
+                reserve_disks,
+                open_files: number(
+                    keys::SANDBOX_OPEN_FILES,
+                    OPEN_FILES_MIN,
+                    OPEN_FILES_MAX,
+                    driver.open_files,
+                )?,
+                base: given.parse(keys::BASE_TEMPLATE, boolean)?.unwrap_or(driver.base),
+                criu: given.criu()?,
+                page_out: given.page_out()?,
+                ..driver
+            },
+            process_rate: given
+                .parse(keys::SANDBOX_PROCESSES_PER_SECOND, |text| limit(text, 1_000_000))?
+                .unwrap_or(node.process_rate),
+            ..node
+        };
         Ok(Config {
             listen: given
                 .parse(keys::LISTEN, listen)?
@@ -197,16 +212,8 @@ impl Sources {
             providers: given.providers()?,
             signing: given.signing()?,
             master_key: given.master_key()?,
-            launchers: given
-                .parse(keys::LAUNCHERS, |text| integer(text, 1, 64))?
-                .map(|count| count as usize),
-            base_template: given.parse(keys::BASE_TEMPLATE, boolean)?.unwrap_or(true),
+            node,
             resources,
-            reserve_disks,
-            open_files: number(keys::SANDBOX_OPEN_FILES, OPEN_FILES_MIN, OPEN_FILES_MAX, OPEN_FILES)?,
-            process_rate: given
-                .parse(keys::SANDBOX_PROCESSES_PER_SECOND, |text| limit(text, 1_000_000))?
-                .unwrap_or(Some(PROCESS_RATE)),
             limits: given.limits()?,
             connections: given.connections()?,
             mcp: given.mcp()?,
@@ -216,8 +223,6 @@ impl Sources {
             blobs: given.blobs()?,
             pool: given.pool()?,
             pause: given.pause()?,
-            criu: given.criu()?,
-            page_out: given.page_out()?,
             capacity: given.capacity(reserve_disks.then_some(resources.disk_mb))?,
             records: RecordSettings {
                 log_retention_s: number(keys::LOGS_RETENTION_S, 0, u32::MAX, records.log_retention_s)?,
@@ -238,7 +243,6 @@ impl Sources {
             egress: given.egress()?,
             egress_ca_file: given.parse(keys::EGRESS_CA_FILE, values::file)?,
             egress_ca_files: given.parse(keys::EGRESS_CA_FILES, egress::files)?.unwrap_or_default(),
-            unlimited: given.parse(keys::UNLIMITED, boolean)?.unwrap_or(false),
             unknown_env: self
                 .env
                 .keys()

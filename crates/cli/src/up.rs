@@ -42,8 +42,6 @@ use crate::{accounts, harden, node_identity, output, templates};
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);
 /// How long a drain may take. The server and the node bound theirs by less; service managers kill after 90 s.
 const DRAIN_BOUND: Duration = Duration::from_secs(30);
-/// Fewest launchers by default: one that waits for a disk must not hold up all others.
-const LAUNCHERS_MIN: usize = 2;
 
 /// Runs the platform until a signal ends it.
 ///
@@ -180,7 +178,7 @@ async fn start(
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
     let shown = tls::prepare(&settings.https, dir, &addresses.domain).context("prepare HTTPS")?;
     let account = accounts::default_account(&store).await?;
-    if settings.base_template {
+    if settings.node.driver.base {
         templates::ensure_base(&store, &settings.resources).await?;
     } else {
         templates::ensure_no_base(&store).await?;
@@ -203,19 +201,10 @@ async fn start(
         .await
         .context("take the lease of this node")?;
     let node = Node::start(node::NodeSettings {
-        data_dir: dir.path().to_owned(),
-        launchers: settings.launchers.unwrap_or_else(default_launchers),
-        unlimited: settings.unlimited,
-        disks_mb: vec![settings.resources.disk_mb],
-        reserve_disks: settings.reserve_disks,
-        open_files: settings.open_files,
-        base: settings.base_template,
-        criu: settings.criu.clone(),
-        page_out: settings.page_out,
         disk_floor_mb: settings.capacity.disk_floor_mb,
-        process_rate: settings.process_rate,
         egress: egress.clone(),
         traffic: Some(traffic.clone()),
+        ..settings.node.clone()
     })
     .await
     .context("prepare the host for sandboxes")?;
@@ -333,10 +322,4 @@ fn fitting(limits: &ConnectionLimits) -> ConnectionLimits {
         into_sandboxes: limits.into_sandboxes.min(quarter),
         ..limits.clone()
     }
-}
-
-fn default_launchers() -> usize {
-    std::thread::available_parallelism()
-        .map_or(LAUNCHERS_MIN, usize::from)
-        .clamp(LAUNCHERS_MIN, 64)
 }

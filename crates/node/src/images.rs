@@ -155,7 +155,7 @@ fn write(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>) -> 
         let (shared, sandbox) = (Arc::clone(shared), Arc::clone(sandbox));
         let (id, disk) = (id.clone(), disk.clone());
         move || {
-            shared.driver.keep(&id, &disk)?;
+            shared.driver.storage().keep(&id, &disk)?;
             // Most of what it has to write, while it still runs.
             sandbox.sync()
         }
@@ -228,7 +228,7 @@ impl Space {
             bytes,
         };
         let kept_free = shared.disk_floor_bytes.saturating_add(shared.disk.owed());
-        let available = shared.driver.disk_available()?.saturating_sub(kept_free);
+        let available = shared.driver.storage().disk_available()?.saturating_sub(kept_free);
         Ok((
             (all <= available).then_some(space),
             available.saturating_sub(all - bytes),

@@ -44,9 +44,9 @@ pub(crate) async fn pause(shared: Arc<Shared>, handle: Arc<SandboxHandle>) -> Re
         let (shared, handle) = (Arc::clone(&shared), Arc::clone(&handle));
         move || {
             let driver = &shared.driver;
-            driver.keep(handle.id(), handle.disk())?;
+            driver.storage().keep(handle.id(), handle.disk())?;
             // One of an earlier pause does not belong to what is on the disk now.
-            driver.forget_image(handle.id(), handle.disk())?;
+            driver.storage().forget_image(handle.id(), handle.disk())?;
             // Most of what it has to write, while it still runs.
             handle.sandbox().sync()?;
             if driver.capabilities().freeze && !was_frozen {
@@ -101,12 +101,12 @@ pub(crate) async fn pause_again(shared: &Arc<Shared>, request: &PauseSandbox) ->
     }
     if request.keep == Kept::Filesystem {
         let (driver, of) = (Arc::clone(&shared.driver), (id.clone(), kept.disk.clone()));
-        let forgotten = blocking(move || driver.forget_image(&of.0, &of.1))
+        let forgotten = blocking(move || driver.storage().forget_image(&of.0, &of.1))
             .await
             .and_then(|done| done);
         forgotten.map_err(|error| NodeError::Failed(Failure::during("remove the image of the processes", &error)))?;
     }
-    let kept_of = match shared.driver.has_image(id, &kept.disk) {
+    let kept_of = match shared.driver.storage().has_image(id, &kept.disk) {
         true => Kept::Image,
         false => Kept::Filesystem,
     };
@@ -122,7 +122,7 @@ pub(crate) async fn pause_again(shared: &Arc<Shared>, request: &PauseSandbox) ->
 pub(crate) async fn save(shared: &Arc<Shared>, id: SandboxId, disk: DiskId) -> u64 {
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
     let to_save = id.clone();
-    let saved = blocking(move || driver.save(&to_save, &disk, &|| stop.is_cancelled()));
+    let saved = blocking(move || driver.storage().save(&to_save, &disk, &|| stop.is_cancelled()));
     match saved.await.and_then(|saved| saved) {
         Ok(bytes) => bytes,
         Err(error) => {
@@ -193,7 +193,7 @@ pub(crate) async fn remove(shared: &Arc<Shared>, tasks: &TaskTracker, id: &Sandb
     }
     let (driver, id, disk) = (Arc::clone(&shared.driver), id.clone(), kept.disk.clone());
     tasks.spawn(async move {
-        let removed = blocking(move || remove_disk(&*driver, &id, &disk));
+        let removed = blocking(move || remove_disk(driver.storage(), &id, &disk));
         if let Err(error) = removed.await.and_then(|removed| removed) {
             tracing::warn!("remove the disk of a paused sandbox: {error}");
         }

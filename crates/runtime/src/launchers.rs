@@ -44,12 +44,18 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts to take the lock, at platform start only.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
+/// The start of processes for one request, or for the pool. It knows what all of them are told first.
+#[derive(Debug)]
+pub(crate) struct Helpers {
+    /// `None` once it has been shut down.
+    locks: Mutex<Option<Locks>>,
+    hello: Hello,
+}
+
 /// The launcher processes of a platform.
 #[derive(Debug)]
 pub(crate) struct LauncherPool {
-    /// `None` once the pool has been shut down.
-    locks: Mutex<Option<Locks>>,
-    hello: Hello,
+    helpers: Arc<Helpers>,
     starts: Pool,
     restores: Pool,
     /// Locked while a message is sent, never for a whole attempt.
@@ -144,49 +150,13 @@ impl Pool {
     }
 }
 
-impl LauncherPool {
-    /// Starts `count` launchers for sandboxes and one for spawners. There can be `restores` more that restore sandboxes,
-    /// which are started when they are needed, or before ([`Self::prepare_restores`]).
-    ///
-    /// # Errors
-    /// With the error that a launcher reports.
-    pub(crate) fn start(
-        (launchers, entries): (OwnedFd, Vec<Arc<OwnedFd>>),
-        hello: Hello,
-        (count, restores): (usize, usize),
-    ) -> io::Result<Self> {
-        let launchers = Self {
+impl Helpers {
+    /// Helpers that hold a lock file of the data directory, and entries of the registry, for as long as they live.
+    pub(crate) fn new(launchers: OwnedFd, entries: Vec<Arc<OwnedFd>>, hello: Hello) -> Self {
+        Self {
             locks: Mutex::new(Some(Locks { launchers, entries })),
             hello,
-            starts: Pool::new(Work::Sandboxes, count),
-            restores: Pool::new(Work::Restores, restores),
-            spawners: Mutex::default(),
-        };
-        while launchers.starts.begin_ahead(count.max(1)) {
-            launchers.starts.put(Some(launchers.start_one(Work::Sandboxes)?));
         }
-        *launchers.spawners.lock() = Some(launchers.start_one(Work::Spawners)?);
-        Ok(launchers)
-    }
-
-    /// Starts launchers that restore sandboxes, until there are `count`: a restore that has to wait for one to start takes
-    /// that much longer.
-    ///
-    /// # Errors
-    /// With the error that a launcher reports. The restore that needs it tries again.
-    pub(crate) fn prepare_restores(&self, count: usize) -> io::Result<()> {
-        while self.restores.begin_ahead(count) {
-            let started = self.start_one(Work::Restores);
-            let failed = started
-                .as_ref()
-                .err()
-                .map(|error| io::Error::new(error.kind(), error.to_string()));
-            self.restores.put(started.ok());
-            if let Some(error) = failed {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 
     fn start_one(&self, work: Work) -> io::Result<LauncherProcess> {
@@ -197,71 +167,6 @@ impl LauncherPool {
         match &*self.locks.lock() {
             Some(locks) => LauncherProcess::start(&hello, locks),
             None => Err(io::Error::other("the launchers have been shut down")),
-        }
-    }
-
-    /// Sends a request with descriptors to a free launcher and returns its reply. Waits for a free one, so callers limit
-    /// their number. One that restores waits for no other work, and none waits for it.
-    ///
-    /// # Errors
-    /// When the launcher does not reply in time.
-    pub(crate) fn request(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let pool = match request.restores() {
-            true => &self.restores,
-            false => &self.starts,
-        };
-        let mut launcher = match pool.take() {
-            Some(launcher) => launcher,
-            None => self.start_one(pool.work).inspect_err(|_| pool.put(None))?,
-        };
-        let timeout = LAUNCH_TIMEOUT + request.extra_time();
-        let answer = set_socket_timeout(&launcher.socket, Timeout::Recv, Some(timeout))
-            .map_err(io::Error::from)
-            .and_then(|()| wire::send_message(&launcher.socket, request, fds))
-            .and_then(|()| wire::receive_message(&launcher.socket))
-            .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher exited")));
-        let launcher = match &answer {
-            Ok(_) => Some(launcher),
-            // One that failed to reply may be in any state; it is replaced.
-            Err(_) => {
-                launcher.stuck = true;
-                drop(launcher);
-                self.start_one(pool.work).ok()
-            }
-        };
-        pool.put(launcher);
-        answer
-    }
-
-    /// Gives a sandbox a new spawner.
-    ///
-    /// # Errors
-    /// With the step that failed, after a few seconds at most.
-    pub(crate) fn respawn(&self, name: String, agent: BorrowedFd<'_>) -> io::Result<()> {
-        let (answer, theirs) = packet_pair()?;
-        set_socket_timeout(&answer, Timeout::Recv, Some(RESPAWN_TIMEOUT))?;
-        let request = Request::Respawn { name };
-        let fds = [agent, theirs.as_fd()];
-        {
-            let mut spawners = self.spawners.lock();
-            let sent = spawners
-                .as_ref()
-                .is_some_and(|launcher| wire::send_message(&launcher.socket, &request, &fds).is_ok());
-            if !sent {
-                // It was killed by another process.
-                *spawners = None;
-                let launcher = self.start_one(Work::Spawners)?;
-                wire::send_message(&launcher.socket, &request, &fds)?;
-                *spawners = Some(launcher);
-            }
-        }
-        drop(theirs);
-        match wire::receive_message(&answer) {
-            Ok(Some((Reply::Done, _))) => Ok(()),
-            Ok(Some((Reply::Failed(why), _))) => Err(io::Error::other(why)),
-            Ok(Some(_)) => Err(io::Error::other("unexpected reply from the launcher")),
-            Ok(None) => Err(io::Error::other("the spawner helper exited without a reply")),
-            Err(error) => Err(error),
         }
     }
 
@@ -293,12 +198,130 @@ impl LauncherPool {
         })
     }
 
+    /// Starts no more of them.
+    fn end(&self) {
+        *self.locks.lock() = None;
+    }
+}
+
+impl LauncherPool {
+    /// Starts `count` launchers for sandboxes and one for spawners. There can be `restores` more that restore sandboxes,
+    /// which are started when they are needed, or before ([`Self::prepare_restores`]).
+    ///
+    /// # Errors
+    /// With the error that a launcher reports.
+    pub(crate) fn start(helpers: Arc<Helpers>, count: usize, restores: usize) -> io::Result<Self> {
+        let launchers = Self {
+            helpers,
+            starts: Pool::new(Work::Sandboxes, count),
+            restores: Pool::new(Work::Restores, restores),
+            spawners: Mutex::default(),
+        };
+        while launchers.starts.begin_ahead(count.max(1)) {
+            launchers
+                .starts
+                .put(Some(launchers.helpers.start_one(Work::Sandboxes)?));
+        }
+        *launchers.spawners.lock() = Some(launchers.helpers.start_one(Work::Spawners)?);
+        Ok(launchers)
+    }
+
+    /// What starts them.
+    pub(crate) fn helpers(&self) -> &Arc<Helpers> {
+        &self.helpers
+    }
+
+    /// Starts launchers that restore sandboxes, until there are `count`: a restore that has to wait for one to start takes
+    /// that much longer.
+    ///
+    /// # Errors
+    /// With the error that a launcher reports. The restore that needs it tries again.
+    pub(crate) fn prepare_restores(&self, count: usize) -> io::Result<()> {
+        while self.restores.begin_ahead(count) {
+            let started = self.helpers.start_one(Work::Restores);
+            let failed = started
+                .as_ref()
+                .err()
+                .map(|error| io::Error::new(error.kind(), error.to_string()));
+            self.restores.put(started.ok());
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request with descriptors to a free launcher and returns its reply. Waits for a free one, so callers limit
+    /// their number. One that restores waits for no other work, and none waits for it.
+    ///
+    /// # Errors
+    /// When the launcher does not reply in time.
+    pub(crate) fn request(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let pool = match request.restores() {
+            true => &self.restores,
+            false => &self.starts,
+        };
+        let mut launcher = match pool.take() {
+            Some(launcher) => launcher,
+            None => self.helpers.start_one(pool.work).inspect_err(|_| pool.put(None))?,
+        };
+        let timeout = LAUNCH_TIMEOUT + request.extra_time();
+        let answer = set_socket_timeout(&launcher.socket, Timeout::Recv, Some(timeout))
+            .map_err(io::Error::from)
+            .and_then(|()| wire::send_message(&launcher.socket, request, fds))
+            .and_then(|()| wire::receive_message(&launcher.socket))
+            .and_then(|answer| answer.ok_or_else(|| io::Error::other("the launcher exited")));
+        let launcher = match &answer {
+            Ok(_) => Some(launcher),
+            // One that failed to reply may be in any state; it is replaced.
+            Err(_) => {
+                launcher.stuck = true;
+                drop(launcher);
+                self.helpers.start_one(pool.work).ok()
+            }
+        };
+        pool.put(launcher);
+        answer
+    }
+
+    /// Gives a sandbox a new spawner.
+    ///
+    /// # Errors
+    /// With the step that failed, after a few seconds at most.
+    pub(crate) fn respawn(&self, name: String, agent: BorrowedFd<'_>) -> io::Result<()> {
+        let (answer, theirs) = packet_pair()?;
+        set_socket_timeout(&answer, Timeout::Recv, Some(RESPAWN_TIMEOUT))?;
+        let request = Request::Respawn { name };
+        let fds = [agent, theirs.as_fd()];
+        {
+            let mut spawners = self.spawners.lock();
+            let sent = spawners
+                .as_ref()
+                .is_some_and(|launcher| wire::send_message(&launcher.socket, &request, &fds).is_ok());
+            if !sent {
+                // It was killed by another process.
+                *spawners = None;
+                let launcher = self.helpers.start_one(Work::Spawners)?;
+                wire::send_message(&launcher.socket, &request, &fds)?;
+                *spawners = Some(launcher);
+            }
+        }
+        drop(theirs);
+        match wire::receive_message(&answer) {
+            Ok(Some((Reply::Done, _))) => Ok(()),
+            Ok(Some((Reply::Failed(why), _))) => Err(io::Error::other(why)),
+            Ok(Some(_)) => Err(io::Error::other("unexpected reply from the launcher")),
+            Ok(None) => Err(io::Error::other("the spawner helper exited without a reply")),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Shuts down all launchers. Called last: no requests are possible afterwards.
     pub(crate) fn end(&self) {
         self.starts.end();
         self.restores.end();
         *self.spawners.lock() = None;
-        *self.locks.lock() = None;
+        self.helpers.end();
     }
 }
 

@@ -315,6 +315,10 @@ keys! {
         "base_template", None, Boolean, "true",
         "Whether to offer the built-in template `base`. Its sandboxes can read the host's /usr.",
     },
+    SANDBOX_ISOLATION = {
+        "sandbox.isolation", None, Text, "container",
+        "How sandboxes are isolated from each other and from the host: container is the only way so far.",
+    },
     SANDBOX_CPU_COUNT = {
         "sandbox.cpu_count", None, Integer, "2",
         "CPU cores of a sandbox of `base`, 1 to 1024.",

@@ -32,14 +32,14 @@ fn defaults_are_what_the_table_says() {
     assert_eq!(config.domain_at(3000), "sandbox.localhost:3000");
     assert_eq!(config.database_url.expose(), "sqlite:/var/lib/ringfence/ringfence.db");
     assert!(config.has_own_database());
-    assert_eq!(config.base_template.to_string(), keys::BASE_TEMPLATE.default);
-    assert_eq!(config.unlimited.to_string(), keys::UNLIMITED.default);
+    assert_eq!(config.node.driver.base.to_string(), keys::BASE_TEMPLATE.default);
+    assert_eq!(config.node.driver.unlimited.to_string(), keys::UNLIMITED.default);
     assert_eq!(config.pause.at_shutdown.to_string(), keys::PAUSE_AT_SHUTDOWN.default);
     assert_eq!(
         (config.pause.answer, keys::PAUSE_ANSWER.default),
         (PauseAnswer::Durable, "durable")
     );
-    assert_eq!(config.page_out.to_string(), keys::PAUSE_PAGE_OUT.default);
+    assert_eq!(config.node.driver.page_out.to_string(), keys::PAUSE_PAGE_OUT.default);
     assert!(config.limits.teams.is_empty());
     let limits = config.limits.default;
     assert_eq!(limits.max_lifetime_s.to_string(), keys::SANDBOX_MAX_LIFETIME_S.default);

@@ -90,11 +90,12 @@ impl ContainerDriver {
             .map_err(|error| io::Error::new(error.kind(), format!("claim an id range for sandboxes: {error}")))?;
         tree.create()?;
         let hello = Hello {
-            data_dir,
+            settings: DriverSettings {
+                data_dir,
+                ..settings.clone()
+            },
             tree: tree.clone(),
             work: Work::Sandboxes,
-            reserve_disks: settings.reserve_disks,
-            open_files: settings.open_files,
         };
         // Those of further blocks come with the starts that need them.
         let entries = blocks.get(&0).map(|held| held.locks.clone()).unwrap_or_default();

@@ -24,7 +24,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::cancel::Cancel;
 use crate::holders;
-use crate::wire::{self, Hello, Reply, Request, Work};
+use crate::wire::{self, Hello, Message, Reply, Request, Work};
 
 /// How long a launcher may take to start one sandbox. It takes milliseconds; the bound is for an overloaded host, so
 /// that a create request fails instead of waiting forever.
@@ -178,7 +178,7 @@ impl Helpers {
     pub(crate) fn request_once(
         &self,
         work: Work,
-        request: (&Request, &[BorrowedFd<'_>]),
+        request: Message<'_>,
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<Reply> {
@@ -341,7 +341,7 @@ impl Once {
     /// When it does not reply.
     pub(crate) fn ask(
         &mut self,
-        request: (&Request, &[BorrowedFd<'_>]),
+        request: Message<'_>,
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<Reply> {
@@ -352,12 +352,7 @@ impl Once {
     ///
     /// # Errors
     /// When it does not reply, and when it is cancelled.
-    pub(crate) fn ask_unless(
-        &mut self,
-        request: (&Request, &[BorrowedFd<'_>]),
-        deadline: Instant,
-        cancel: &Cancel,
-    ) -> io::Result<Reply> {
+    pub(crate) fn ask_unless(&mut self, request: Message<'_>, deadline: Instant, cancel: &Cancel) -> io::Result<Reply> {
         let is_cancelled = || cancel.is_requested();
         let reply = self.ask_and_poll(request, deadline, &is_cancelled, Some(cancel.as_fd()));
         if reply.is_err() && cancel.is_requested() {
@@ -370,7 +365,7 @@ impl Once {
     /// Has a process that notices it put everything back, and waits until it has, or has ended.
     pub(crate) fn give_up(&mut self) {
         let deadline = Instant::now() + GIVE_UP_TIMEOUT;
-        let mut reply = self.ask_and_poll((&Request::GiveUp, &[]), deadline, &|| false, None);
+        let mut reply = self.ask_and_poll(Request::GiveUp.alone(), deadline, &|| false, None);
         // Replies that were on their way.
         while matches!(reply, Ok(Reply::Stopped | Reply::Done)) {
             reply = self.reply(deadline, &|| false, None);
@@ -388,12 +383,12 @@ impl Once {
 
     fn ask_and_poll(
         &mut self,
-        request: (&Request, &[BorrowedFd<'_>]),
+        request: Message<'_>,
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
         cancelled: Option<BorrowedFd<'_>>,
     ) -> io::Result<Reply> {
-        wire::send_message(&self.process.socket, request.0, request.1)?;
+        wire::send_message(&self.process.socket, request.request, request.fds)?;
         self.reply(deadline, is_cancelled, cancelled)
     }
 

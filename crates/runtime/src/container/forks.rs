@@ -9,7 +9,7 @@
 //! name is given back: these are in the image. What a copy consists of, `storage` knows.
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use super::processes::{DUMP_TIMEOUT, failure};
@@ -22,7 +22,7 @@ use crate::driver::WriteError;
 use crate::launchers::Once;
 use crate::process::has_ended;
 use crate::stored::Fork;
-use crate::wire::{Reply, Request, Work};
+use crate::wire::{Message, Reply, Request, Work};
 
 impl ContainerDriver {
     pub(super) fn fork(
@@ -69,12 +69,12 @@ impl ContainerDriver {
         let deadline = Instant::now() + DUMP_TIMEOUT;
         let mut process = self.launchers.helpers().begin_once(Work::Dump)?;
         let begun = Instant::now();
-        match ask(&mut process, (&order, &[of.agent.as_fd()]), deadline, is_cancelled)? {
+        match ask(&mut process, order.with(&[of.agent.as_fd()]), deadline, is_cancelled)? {
             Reply::Stopped => {}
             other => return Err(failure(other)),
         }
         // Its network stays: what it is connected to does not notice.
-        match ask(&mut process, (&Request::Write, &[]), deadline, is_cancelled)? {
+        match ask(&mut process, Request::Write.alone(), deadline, is_cancelled)? {
             Reply::Done => {}
             other => return Err(failure(other)),
         }
@@ -90,10 +90,10 @@ impl ContainerDriver {
                 false => Ok(()),
             });
         if let Err(error) = copied {
-            let _ = process.ask((&Request::GiveUp, &[]), deadline, &|| false);
+            let _ = process.ask(Request::GiveUp.alone(), deadline, &|| false);
             return Err(error.into());
         }
-        match process.ask((&Request::LetGoOn, &[]), deadline, &|| false)? {
+        match process.ask(Request::LetGoOn.alone(), deadline, &|| false)? {
             Reply::Done => Ok(begun.elapsed()),
             other => Err(failure(other)),
         }
@@ -103,7 +103,7 @@ impl ContainerDriver {
 /// As [`Once::ask`]. When that fails, this waits until the process has put everything back.
 fn ask(
     process: &mut Once,
-    request: (&Request, &[BorrowedFd<'_>]),
+    request: Message<'_>,
     deadline: Instant,
     is_cancelled: &dyn Fn() -> bool,
 ) -> io::Result<Reply> {

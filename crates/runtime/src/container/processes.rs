@@ -59,7 +59,7 @@ pub(super) fn find_facts(driver: &Arc<ContainerDriver>) -> io::Result<()> {
             let found = driver
                 .launchers
                 .helpers()
-                .request_once(Work::Facts, (&request, &[]), deadline, &|| false);
+                .request_once(Work::Facts, request.alone(), deadline, &|| false);
             let why = match found {
                 Ok(Reply::Failed(why)) => why,
                 Ok(_) => return,
@@ -200,12 +200,12 @@ impl ContainerDriver {
         let unfinished = self.storage.kept.unfinished_image(id, disk);
         let request = self.order(of, self.keep_agent(of, cancel)?, unfinished.clone(), false, stays)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
-        match process.ask_unless((&request, &[of.agent.as_fd()]), deadline, cancel)? {
+        match process.ask_unless(request.with(&[of.agent.as_fd()]), deadline, cancel)? {
             Reply::Stopped => {}
             other => return Err(failure(other)),
         }
         stopped();
-        match process.ask_unless((&Request::Write, &[]), deadline, cancel)? {
+        match process.ask_unless(Request::Write.alone(), deadline, cancel)? {
             Reply::Done => {}
             other => return Err(failure(other)),
         }
@@ -237,7 +237,7 @@ impl ContainerDriver {
         }
         // From here on the sandbox is what was written. Its processes are killed by others as well, so that it does not
         // matter what becomes of this.
-        let _ = process.ask((&Request::EndDumped, &[]), deadline, &|| false);
+        let _ = process.ask(Request::EndDumped.alone(), deadline, &|| false);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use protocol::node::Committed;
 
 use super::Storage;
 use crate::stored::{ArchiveError, CommitError, CommitRequest, UnpackRequest};
-use crate::wire::{Reply, Request, Work};
+use crate::wire::{Commit, Reply, Request, Unpack, Work};
 
 /// How long a disk may take to be written out after its sandbox has ended, and to be copied.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -29,14 +29,14 @@ impl Storage {
         let sources = self.layers.rootfs_of(&request.disk)?.sources(request.merge);
         self.wait_for_disk(&request.disk, deadline, is_cancelled)?;
         let unfinished = self.layers.begin()?;
-        let order = Request::Commit {
+        let order = Request::Commit(Commit {
             disk: request.disk.clone(),
             sources,
             unfinished: unfinished.name().to_owned(),
             keep_free_bytes: request.keep_free_bytes,
             has_processes: request.has_processes,
-        };
-        match helpers.request_once(Work::Commit, (&order, &[]), deadline, is_cancelled)? {
+        });
+        match helpers.request_once(Work::Commit, order.alone(), deadline, is_cancelled)? {
             Reply::Committed { layer, bytes } => {
                 let bytes = unfinished.finish(&layer, bytes)?;
                 Ok(Committed { layer, bytes })
@@ -82,12 +82,12 @@ impl Storage {
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<u64, ArchiveError> {
         let unfinished = self.layers.begin()?;
-        let order = Request::Unpack {
+        let order = Request::Unpack(Unpack {
             layer: request.layer.clone(),
             unfinished: unfinished.name().to_owned(),
             bytes: request.bytes,
             keep_free_bytes: request.keep_free_bytes,
-        };
+        });
         match self.archive(&order, from, is_cancelled)? {
             Reply::Committed { layer, bytes } if layer == request.layer => Ok(unfinished.finish(&layer, bytes)?),
             Reply::Refused(why) => Err(ArchiveError::Refused(why)),
@@ -97,15 +97,12 @@ impl Storage {
         }
     }
 
-    /// Runs a process that reads or writes an archive.
+    /// Runs a process that reads or writes an archive. Afterwards the only ends of a pipe are that of the process and that
+    /// of the caller.
     fn archive(&self, order: &Request, stream: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> io::Result<Reply> {
         let deadline = Instant::now() + ARCHIVE_TIMEOUT;
-        let request = (order, &[stream.as_fd()][..]);
-        // The only ends of a pipe are then that of the process and that of the caller.
-        let replied = self
-            .helpers()?
-            .request_once(Work::Archive, request, deadline, is_cancelled);
-        drop(stream);
-        replied
+        let fds = [stream.as_fd()];
+        self.helpers()?
+            .request_once(Work::Archive, order.with(&fds), deadline, is_cancelled)
     }
 }

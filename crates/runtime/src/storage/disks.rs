@@ -87,7 +87,7 @@ impl Storage {
             let order = Request::Rebase { disk: disk.clone() };
             match self
                 .helpers()?
-                .request_once(Work::Rebase, (&order, &[]), deadline, &|| false)?
+                .request_once(Work::Rebase, order.alone(), deadline, &|| false)?
             {
                 Reply::Done => {}
                 Reply::Failed(why) => return Err(io::Error::other(format!("fit the disk to `base`: {why}"))),

@@ -69,7 +69,10 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
         settings,
         &dir,
         identity,
-        (connections.handles(), traffic.handle()),
+        Runtimes {
+            connections: connections.handles(),
+            traffic: traffic.handle().clone(),
+        },
     ));
     connections.stop();
     traffic.shutdown_timeout(BLOCKING_BOUND);
@@ -77,12 +80,15 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     ended
 }
 
-async fn serve(
-    settings: &Config,
-    dir: &DataDir,
-    identity: NodeIdentity,
-    runtimes: (Vec<Handle>, &Handle),
-) -> Result<ExitCode> {
+/// The runtimes of what must not be in the way of the platform's own work.
+struct Runtimes {
+    /// Those on which connections of clients are served.
+    connections: Vec<Handle>,
+    /// That on which connections of sandboxes are relayed.
+    traffic: Handle,
+}
+
+async fn serve(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtimes: Runtimes) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let started = tokio::select! {
         started = start(settings, dir, identity, runtimes) => started?,
@@ -156,12 +162,7 @@ async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAdd
     Ok((listener, bound))
 }
 
-async fn start(
-    settings: &Config,
-    dir: &DataDir,
-    identity: NodeIdentity,
-    (connections, traffic): (Vec<Handle>, &Handle),
-) -> Result<Started> {
+async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtimes: Runtimes) -> Result<Started> {
     let (listener, bound) = bind(settings.listen, "--listen").await?;
     let metrics = match settings.metrics_listen {
         Some(address) => Some(bind(address, "--metrics-listen").await?),
@@ -201,9 +202,8 @@ async fn start(
         .await
         .context("take the lease of this node")?;
     let node = Node::start(node::NodeSettings {
-        disk_floor_mb: settings.capacity.disk_floor_mb,
         egress: egress.clone(),
-        traffic: Some(traffic.clone()),
+        traffic: Some(runtimes.traffic),
         ..settings.node.clone()
     })
     .await
@@ -223,7 +223,7 @@ async fn start(
             limits: settings.limits.clone(),
             capacity: settings.capacity,
             connections: fitting(&settings.connections),
-            traffic: connections,
+            traffic: runtimes.connections,
             records: settings.records.clone(),
             always_secure: settings.always_secure,
             mcp: settings.mcp.clone(),

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::bench::BenchArgs;
 use crate::config::LogFormat;
 use crate::config::keys::{self, Key};
+use crate::config::reference;
 use crate::output::Format;
 
 /// Self-hosted sandboxes for untrusted code. The whole platform is one binary.
@@ -56,7 +57,7 @@ pub(crate) enum Command {
     /// user and their keys, and writes the keys to <data-dir>/credentials.env. Prints one line to stdout when ready.
     /// SIGTERM or Ctrl-C stops the platform and leaves the sandboxes running: the next start adopts them. A second
     /// signal stops it immediately. Requires root.
-    #[command(after_long_help = keys::reference())]
+    #[command(after_long_help = reference::reference())]
     Up(UpArgs),
     /// Terminate all sandboxes of a data directory and clean up the host
     ///

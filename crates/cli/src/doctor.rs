@@ -1,7 +1,7 @@
 //! `ringfence doctor`, and the same checks of the host before `up` starts.
 //!
-//! The findings about the host are the runtime's; here are those that depend on configuration: whether limits may be
-//! missing, whether the data directory can be used, whether the port is free.
+//! The findings about the host are those of the driver; here are those about what all drivers need: whether the data
+//! directory can be used, whether the port is free.
 
 use std::fmt::Write as _;
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
-use runtime::probe::{self, Check, Status};
+use runtime::probe::{Check, Status};
 use serde::Serialize;
 
 use crate::config::Config;
@@ -107,17 +107,10 @@ pub(crate) fn run(config: &Config, format: Format) -> Result<ExitCode> {
     })
 }
 
-/// The runtime's findings, with what the configuration allows.
+/// The findings of the driver that is configured.
 fn host(config: &Config) -> Vec<Finding> {
-    probe::probe(&config.data_dir, config.criu.as_deref())
-        .into_iter()
-        .map(|mut check| {
-            if check.name == "cgroups" && check.status == Status::Missing && config.unlimited {
-                check.status = Status::Degraded;
-            }
-            Finding::from(check)
-        })
-        .collect()
+    let checks = config.node.isolation.probe(&config.node.driver);
+    checks.into_iter().map(Finding::from).collect()
 }
 
 /// Checks the host, with one error for all missing requirements.

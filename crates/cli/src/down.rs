@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use model::resources::OPEN_FILES;
 use node::Node;
 use proxy::egress::EgressSettings;
+use runtime::settings::DriverSettings;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use server::clock::Clock;
@@ -65,23 +65,20 @@ async fn end_all(settings: &Config, dir: &DataDir, identity: NodeIdentity) -> Re
 /// The settings of a node that starts no sandbox.
 pub(crate) fn without_sandboxes(data_dir: &Path) -> node::NodeSettings {
     node::NodeSettings {
-        data_dir: data_dir.to_owned(),
-        launchers: 1,
-        // What is to be removed may have been started without limits.
-        unlimited: true,
-        disks_mb: Vec::new(),
-        reserve_disks: false,
-        open_files: OPEN_FILES,
-        base: false,
-        criu: None,
-        page_out: false,
-        disk_floor_mb: 0,
+        driver: DriverSettings {
+            launchers: 1,
+            // What is to be removed may have been started without limits.
+            unlimited: true,
+            base: false,
+            page_out: false,
+            ..DriverSettings::new(data_dir.to_owned())
+        },
         process_rate: None,
         egress: EgressSettings {
             enabled: false,
             ..EgressSettings::default()
         },
-        traffic: None,
+        ..node::NodeSettings::new(data_dir.to_owned())
     }
 }
 

@@ -42,8 +42,6 @@ use crate::{accounts, harden, node_identity, output, templates};
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);
 /// How long a drain may take. The server and the node bound theirs by less; service managers kill after 90 s.
 const DRAIN_BOUND: Duration = Duration::from_secs(30);
-/// Fewest launchers by default: one that waits for a disk must not hold up all others.
-const LAUNCHERS_MIN: usize = 2;
 
 /// Runs the platform until a signal ends it.
 ///
@@ -71,7 +69,10 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
         settings,
         &dir,
         identity,
-        (connections.handles(), traffic.handle()),
+        Runtimes {
+            connections: connections.handles(),
+            traffic: traffic.handle().clone(),
+        },
     ));
     connections.stop();
     traffic.shutdown_timeout(BLOCKING_BOUND);
@@ -79,12 +80,15 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     ended
 }
 
-async fn serve(
-    settings: &Config,
-    dir: &DataDir,
-    identity: NodeIdentity,
-    runtimes: (Vec<Handle>, &Handle),
-) -> Result<ExitCode> {
+/// The runtimes of what must not be in the way of the platform's own work.
+struct Runtimes {
+    /// Those on which connections of clients are served.
+    connections: Vec<Handle>,
+    /// That on which connections of sandboxes are relayed.
+    traffic: Handle,
+}
+
+async fn serve(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtimes: Runtimes) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let started = tokio::select! {
         started = start(settings, dir, identity, runtimes) => started?,
@@ -158,12 +162,7 @@ async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAdd
     Ok((listener, bound))
 }
 
-async fn start(
-    settings: &Config,
-    dir: &DataDir,
-    identity: NodeIdentity,
-    (connections, traffic): (Vec<Handle>, &Handle),
-) -> Result<Started> {
+async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtimes: Runtimes) -> Result<Started> {
     let (listener, bound) = bind(settings.listen, "--listen").await?;
     let metrics = match settings.metrics_listen {
         Some(address) => Some(bind(address, "--metrics-listen").await?),
@@ -180,7 +179,7 @@ async fn start(
     let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
     let shown = tls::prepare(&settings.https, dir, &addresses.domain).context("prepare HTTPS")?;
     let account = accounts::default_account(&store).await?;
-    if settings.base_template {
+    if settings.node.driver.base {
         templates::ensure_base(&store, &settings.resources).await?;
     } else {
         templates::ensure_no_base(&store).await?;
@@ -203,19 +202,9 @@ async fn start(
         .await
         .context("take the lease of this node")?;
     let node = Node::start(node::NodeSettings {
-        data_dir: dir.path().to_owned(),
-        launchers: settings.launchers.unwrap_or_else(default_launchers),
-        unlimited: settings.unlimited,
-        disks_mb: vec![settings.resources.disk_mb],
-        reserve_disks: settings.reserve_disks,
-        open_files: settings.open_files,
-        base: settings.base_template,
-        criu: settings.criu.clone(),
-        page_out: settings.page_out,
-        disk_floor_mb: settings.capacity.disk_floor_mb,
-        process_rate: settings.process_rate,
         egress: egress.clone(),
-        traffic: Some(traffic.clone()),
+        traffic: Some(runtimes.traffic),
+        ..settings.node.clone()
     })
     .await
     .context("prepare the host for sandboxes")?;
@@ -234,7 +223,7 @@ async fn start(
             limits: settings.limits.clone(),
             capacity: settings.capacity,
             connections: fitting(&settings.connections),
-            traffic: connections,
+            traffic: runtimes.connections,
             records: settings.records.clone(),
             always_secure: settings.always_secure,
             mcp: settings.mcp.clone(),
@@ -333,10 +322,4 @@ fn fitting(limits: &ConnectionLimits) -> ConnectionLimits {
         into_sandboxes: limits.into_sandboxes.min(quarter),
         ..limits.clone()
     }
-}
-
-fn default_launchers() -> usize {
-    std::thread::available_parallelism()
-        .map_or(LAUNCHERS_MIN, usize::from)
-        .clamp(LAUNCHERS_MIN, 64)
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use model::id::LayerId;
 use protocol::node::{Committed, Failure, LayerStream, NodeError};
-use runtime::driver::{ArchiveError, UnpackRequest};
+use runtime::stored::{ArchiveError, UnpackRequest};
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 use tokio::net::unix::pipe;
 use tokio::sync::OwnedSemaphorePermit;
@@ -62,7 +62,7 @@ pub(crate) async fn export(shared: Arc<Shared>, layer: LayerId) -> Result<LayerS
     let (to, pipe) = pipe::pipe().map_err(failed)?;
     let to = to.into_blocking_fd().map_err(failed)?;
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
-    let process = tokio::task::spawn_blocking(move || driver.pack_layer(&layer, to, &|| stop.is_cancelled()));
+    let process = tokio::task::spawn_blocking(move || driver.storage().pack_layer(&layer, to, &|| stop.is_cancelled()));
     let mut export = Export {
         pipe,
         process: Some(process),
@@ -103,7 +103,7 @@ pub(crate) async fn import(
     let (mut to, from) = pipe::pipe().map_err(failed)?;
     let from = from.into_blocking_fd().map_err(failed)?;
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
-    let unpack = blocking(move || driver.unpack_layer(&request, from, &|| stop.is_cancelled()));
+    let unpack = blocking(move || driver.storage().unpack_layer(&request, from, &|| stop.is_cancelled()));
     let copy = async move {
         let copied = tokio::io::copy(&mut archive, &mut to).await;
         // The process finds the end of the archive.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use model::id::{BuildId, DiskId};
 use protocol::node::{Committed, CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
-use runtime::driver::{CommitError, CommitRequest, CopyRequest};
+use runtime::stored::{CommitError, CommitRequest, CopyRequest};
 
 use crate::handle::SandboxHandle;
 use crate::memory::{self, NotCopied};
@@ -50,7 +50,7 @@ async fn store(
         keep_free_bytes: shared.keep_free_bytes(),
     };
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
-    let committed = blocking(move || driver.commit(&request, &|| stop.is_cancelled())).await;
+    let committed = blocking(move || driver.storage().commit(&request, &|| stop.is_cancelled())).await;
     drop(permit);
     committed.map_err(failed)?.map_err(node_error)
 }
@@ -148,7 +148,9 @@ async fn copy_to(
 /// The image above which a disk lies.
 async fn image_of(shared: &Shared, disk: DiskId) -> Result<Image, NodeError> {
     let driver = Arc::clone(&shared.driver);
-    let rootfs = blocking(move || driver.rootfs_of(&disk)).await.map_err(failed)?;
+    let rootfs = blocking(move || driver.storage().rootfs_of(&disk))
+        .await
+        .map_err(failed)?;
     let image = rootfs.map_err(failed)?.image();
     image.ok_or_else(|| NodeError::failed("the file system of the sandbox is not one of a template"))
 }

@@ -17,7 +17,8 @@ use futures_util::future::join_all;
 use model::id::SandboxId;
 use parking_lot::Mutex;
 use protocol::node::{ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
-use runtime::driver::{Fork, StartDisk, WriteError};
+use runtime::driver::{StartDisk, WriteError};
+use runtime::stored::Fork;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -148,7 +149,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
                     _ => break copied,
                 }
                 attempt += 1;
-                remove_disk(&*shared.driver, &to.id, &to.disk)?;
+                remove_disk(shared.driver.storage(), &to.id, &to.disk)?;
             }
         }
     });
@@ -176,7 +177,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
 
 async fn copy_again(shared: &Arc<Shared>, from: Fork, to: Fork) -> Result<(), NodeError> {
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
-    let copied = blocking(move || driver.copy_fork(&from, &to, &|| stop.is_cancelled())).await;
+    let copied = blocking(move || driver.storage().copy_fork(&from, &to, &|| stop.is_cancelled())).await;
     copied
         .and_then(|copied| copied)
         .map_err(|error| node_error(error.into()))
@@ -263,7 +264,7 @@ impl Starting {
 pub(crate) async fn remove(shared: &Arc<Shared>, copy: Fork) {
     let driver = Arc::clone(&shared.driver);
     let id = copy.id.clone();
-    let removed = blocking(move || remove_disk(&*driver, &copy.id, &copy.disk)).await;
+    let removed = blocking(move || remove_disk(driver.storage(), &copy.id, &copy.disk)).await;
     if let Err(error) = removed.and_then(|removed| removed) {
         tracing::warn!(sandbox.id = %id, "remove the copy of a sandbox: {error}");
     }

@@ -169,7 +169,7 @@ impl Watch {
     /// Checks once and returns the pause before the next check.
     fn check(&mut self) -> Duration {
         let began = Instant::now();
-        let available = match self.shared.driver.disk_available() {
+        let available = match self.shared.driver.storage().disk_available() {
             Ok(available) => available,
             Err(error) => {
                 if !std::mem::replace(&mut self.has_logged_error, true) {

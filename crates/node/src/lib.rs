@@ -51,8 +51,9 @@ use protocol::node::{
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
-use runtime::container::{self, ContainerDriver};
 use runtime::driver::Driver;
+use runtime::isolation::Isolation;
+use runtime::settings::DriverSettings;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -70,27 +71,16 @@ use crate::shared::Shared;
 use crate::start::Begin;
 use crate::work::{blocking, failed};
 
-/// Settings of a node.
+/// How many processes a sandbox may create per second by default.
+const PROCESS_RATE: u32 = 2000;
+
+/// Settings of a node, with those of the driver that it opens.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
-    /// Data directory: disks, versions of `base`, records.
-    pub data_dir: PathBuf,
-    /// Number of launcher processes, which start sandboxes in parallel.
-    pub launchers: usize,
-    /// Run without limits when the host has no usable cgroups.
-    pub unlimited: bool,
-    /// Disk sizes, in MiB, whose templates are created at startup.
-    pub disks_mb: Vec<u32>,
-    /// Allocate the whole disk of a sandbox on the host when it starts, instead of block by block.
-    pub reserve_disks: bool,
-    /// How many files a process of a sandbox may have open, unless it asks for more.
-    pub open_files: u32,
-    /// Prepare the template `base`. Without it sandboxes can only be ended, not started.
-    pub base: bool,
-    /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
-    pub criu: Option<PathBuf>,
-    /// Move the memory of sandboxes that are paused in memory to swap, if the host has some.
-    pub page_out: bool,
+    /// How sandboxes are isolated.
+    pub isolation: Isolation,
+    /// Settings of the driver.
+    pub driver: DriverSettings,
     /// Free space on the file system of the data directory that is reserved, in MiB.
     pub disk_floor_mb: u32,
     /// How many processes a sandbox may create per second before its processor time is limited; `None` to limit none.
@@ -99,6 +89,21 @@ pub struct NodeSettings {
     pub egress: EgressSettings,
     /// The runtime on which connections of sandboxes are relayed; by default that of the caller.
     pub traffic: Option<Handle>,
+}
+
+impl NodeSettings {
+    /// Settings with the platform's defaults for a data directory.
+    #[must_use]
+    pub fn new(data_dir: PathBuf) -> Self {
+        Self {
+            isolation: Isolation::default(),
+            driver: DriverSettings::new(data_dir),
+            disk_floor_mb: 0,
+            process_rate: Some(PROCESS_RATE),
+            egress: EgressSettings::default(),
+            traffic: None,
+        }
+    }
 }
 
 /// The node of one host and data directory.
@@ -111,28 +116,23 @@ pub struct Node {
 }
 
 impl Node {
-    /// Prepares the host for sandboxes in containers. Sandboxes of an earlier run are left alone until
+    /// Opens the driver of these settings, which prepares the host. Sandboxes of an earlier run are left alone until
     /// [`NodeApi::reconcile`].
     ///
     /// # Errors
     /// When the host lacks something that sandboxes require.
     pub async fn start(settings: NodeSettings) -> io::Result<Arc<Self>> {
-        let disk_floor_mb = settings.disk_floor_mb;
-        let process_rate = settings.process_rate;
-        let gateway = EgressGateway::new(settings.egress, settings.traffic.unwrap_or_else(Handle::current));
-        let settings = container::DriverSettings {
-            data_dir: settings.data_dir,
-            launchers: settings.launchers,
-            unlimited: settings.unlimited,
-            disks_mb: settings.disks_mb,
-            reserve_disks: settings.reserve_disks,
-            open_files: settings.open_files,
-            base: settings.base,
-            criu: settings.criu,
-            page_out: settings.page_out,
-        };
-        let container = blocking(move || ContainerDriver::open(&settings)).await??;
-        let node = Self::with_driver(container, disk_floor_mb, Some(gateway))?;
+        let NodeSettings {
+            isolation,
+            driver,
+            disk_floor_mb,
+            process_rate,
+            egress,
+            traffic,
+        } = settings;
+        let gateway = EgressGateway::new(egress, traffic.unwrap_or_else(Handle::current));
+        let driver = blocking(move || isolation.open(&driver)).await??;
+        let node = Self::with_driver(driver, disk_floor_mb, Some(gateway))?;
         if let Some(rate) = process_rate
             && node.shared.driver.capabilities().process_counter
         {
@@ -414,7 +414,7 @@ impl NodeApi for Node {
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
         Box::pin(async move {
             let driver = Arc::clone(&self.shared.driver);
-            let layers = blocking(move || driver.layers()).await.map_err(failed)?;
+            let layers = blocking(move || driver.storage().layers()).await.map_err(failed)?;
             layers.map_err(failed)
         })
     }
@@ -422,7 +422,9 @@ impl NodeApi for Node {
     fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(async move {
             let (driver, layer) = (Arc::clone(&self.shared.driver), id.clone());
-            let removed = blocking(move || driver.remove_layer(&layer)).await.map_err(failed)?;
+            let removed = blocking(move || driver.storage().remove_layer(&layer))
+                .await
+                .map_err(failed)?;
             removed.map_err(failed)
         })
     }

@@ -11,6 +11,7 @@
 //! start reads it.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,8 @@ use model::id::{BuildId, DiskId, SandboxId};
 use model::log::Level;
 use protocol::agent::Init;
 use protocol::node::{MemoryInfo, NodeError, StartSandbox, StartedSandbox};
-use runtime::driver::{Fork, StartDisk, StartError};
+use runtime::driver::StartDisk;
+use runtime::stored::{CopyMemoryError, Fork};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -105,7 +107,7 @@ fn for_client(error: NodeError) -> String {
 /// Keeps a copy as the memory of a build, or removes it. Returns the space that it takes.
 pub(crate) async fn keep(shared: &Arc<Shared>, copy: Fork, build: &BuildId) -> Option<u64> {
     let (driver, to, from) = (Arc::clone(&shared.driver), build.clone(), copy.clone());
-    let made = blocking(move || driver.keep_memory(&to, &from)).await;
+    let made = blocking(move || driver.storage().keep_memory(&to, &from)).await;
     match made.and_then(|made| made) {
         Ok(bytes) => Some(bytes),
         Err(error) => {
@@ -185,20 +187,20 @@ async fn restore(
         blocking(move || {
             let begun = Instant::now();
             let is_cancelled = || stop.is_cancelled() || begun.elapsed() >= COPY_TIMEOUT;
-            driver.copy_memory(&build, &to, &is_cancelled)
+            let obstacle = |image: &Path| driver.obstacle(image);
+            driver.storage().copy_memory(&build, &to, &obstacle, &is_cancelled)
         })
         .await
     };
-    let copied = copied.unwrap_or_else(|panicked| Err(StartError::Failed(panicked)));
+    let copied = copied.unwrap_or_else(|panicked| Err(CopyMemoryError::Failed(panicked)));
     if let Err(error) = copied {
         fork::remove(shared, copy).await;
         return Err(match error {
-            StartError::Unrestorable(why) => NotStarted::Because(why),
-            StartError::Failed(error) if error.kind() == io::ErrorKind::Interrupted => {
+            CopyMemoryError::Unusable(why) => NotStarted::Because(why),
+            CopyMemoryError::Failed(error) if error.kind() == io::ErrorKind::Interrupted => {
                 NotStarted::Because("the copy of its disk took too long".to_owned())
             }
-            StartError::Failed(error) => internal(error),
-            error => internal(io::Error::other(error)),
+            CopyMemoryError::Failed(error) => internal(error),
         });
     }
     let turn = shared.restores.turn(request.owner.as_deref(), TURN_TIMEOUT).await;
@@ -255,7 +257,7 @@ async fn restore(
 /// The memory of every snapshot.
 pub(crate) async fn list(shared: &Shared) -> Result<Vec<MemoryInfo>, NodeError> {
     let driver = Arc::clone(&shared.driver);
-    let listed = blocking(move || driver.memories()).await.map_err(failed)?;
+    let listed = blocking(move || driver.storage().memories()).await.map_err(failed)?;
     listed.map_err(failed)
 }
 
@@ -265,7 +267,9 @@ pub(crate) async fn remove(shared: Arc<Shared>, build: BuildId) -> Result<(), No
     let _alone = lock.write().await;
     let driver = Arc::clone(&shared.driver);
     shared.memories.forget_failures(&build);
-    let removed = blocking(move || driver.remove_memory(&build)).await.map_err(failed)?;
+    let removed = blocking(move || driver.storage().remove_memory(&build))
+        .await
+        .map_err(failed)?;
     removed.map_err(failed)
 }
 
@@ -273,8 +277,8 @@ pub(crate) async fn remove(shared: Arc<Shared>, build: BuildId) -> Result<(), No
 pub(crate) async fn forget(shared: &Arc<Shared>, disk: DiskId, copy: Option<Fork>) {
     let driver = Arc::clone(&shared.driver);
     let removed = blocking(move || match copy {
-        Some(copy) => remove_disk(&*driver, &copy.id, &copy.disk),
-        None => driver.remove_disk(&disk),
+        Some(copy) => remove_disk(driver.storage(), &copy.id, &copy.disk),
+        None => driver.storage().remove_disk(&disk),
     });
     if let Err(error) = removed.await.and_then(|removed| removed) {
         tracing::warn!("remove the copy of a disk: {error}");

@@ -218,7 +218,7 @@ impl Pausing {
 pub(crate) async fn save(shared: &Arc<Shared>, id: SandboxId, disk: DiskId) -> u64 {
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
     let to_save = id.clone();
-    let saved = blocking(move || driver.save(&to_save, &disk, &|| stop.is_cancelled()));
+    let saved = blocking(move || driver.storage().save(&to_save, &disk, &|| stop.is_cancelled()));
     match saved.await.and_then(|saved| saved) {
         Ok(bytes) => bytes,
         Err(error) => {
@@ -238,12 +238,12 @@ async fn pause_again(shared: &Arc<Shared>, request: &PauseSandbox) -> Result<Pau
     }
     if request.keep == Kept::Filesystem {
         let (driver, of) = (Arc::clone(&shared.driver), (id.clone(), kept.disk.clone()));
-        let forgotten = blocking(move || driver.forget_image(&of.0, &of.1))
+        let forgotten = blocking(move || driver.storage().forget_image(&of.0, &of.1))
             .await
             .and_then(|done| done);
         forgotten.map_err(|error| NodeError::Failed(Failure::during("remove the checkpoint", &error)))?;
     }
-    let kept_of = if shared.driver.has_image(id, &kept.disk) {
+    let kept_of = if shared.driver.storage().has_image(id, &kept.disk) {
         Kept::Image
     } else {
         Kept::Filesystem
@@ -265,7 +265,7 @@ pub(crate) async fn remove(shared: &Arc<Shared>, tasks: &TaskTracker, id: &Sandb
     }
     let (driver, id, disk) = (Arc::clone(&shared.driver), id.clone(), kept.disk.clone());
     tasks.spawn(async move {
-        let removed = blocking(move || remove_disk(&*driver, &id, &disk));
+        let removed = blocking(move || remove_disk(driver.storage(), &id, &disk));
         if let Err(error) = removed.await.and_then(|removed| removed) {
             tracing::warn!("remove the disk of a paused sandbox: {error}");
         }

@@ -8,7 +8,8 @@ use model::id::{DiskId, SandboxId};
 use model::lifecycle::Kept;
 use model::log::Level;
 use protocol::node::{Adopted, AdoptedState, NodeError, Wanted, WantedState};
-use runtime::driver::{Found, KeptDisk};
+use runtime::driver::Found;
+use runtime::stored::KeptDisk;
 use tokio_util::task::TaskTracker;
 
 use crate::handle::{SandboxHandle, closed};
@@ -73,13 +74,13 @@ pub(crate) async fn adopt_all(
     wanted: Vec<Wanted>,
 ) -> Result<Vec<Adopted>, NodeError> {
     let driver = Arc::clone(&shared.driver);
-    let read = blocking(move || std::io::Result::Ok((driver.find()?, driver.kept()?)));
+    let read = blocking(move || std::io::Result::Ok((driver.find()?, driver.storage().kept()?)));
     let (found, noted) = read.await.map_err(failed)?.map_err(failed)?;
     let mut wanted: HashMap<SandboxId, Wanted> = wanted.into_iter().map(|wanted| (wanted.id.clone(), wanted)).collect();
     let mut noted: HashMap<SandboxId, KeptDisk> = noted.into_iter().map(|disk| (disk.id.clone(), disk)).collect();
 
     // Names of two files, which are looked for.
-    let kept_of = |id: &SandboxId, disk: &DiskId| match shared.driver.has_image(id, disk) {
+    let kept_of = |id: &SandboxId, disk: &DiskId| match shared.driver.storage().has_image(id, disk) {
         true => Kept::Image,
         false => Kept::Filesystem,
     };
@@ -89,7 +90,7 @@ pub(crate) async fn adopt_all(
         let wanted = wanted.remove(&found.id);
         let is_saved = noted.remove(&found.id).is_some_and(|noted| noted.is_saved);
         let state = wanted.as_ref().map(|wanted| wanted.state);
-        let has_image = shared.driver.has_image(&found.id, &found.disk);
+        let has_image = shared.driver.storage().has_image(&found.id, &found.disk);
         match decide(state, found.alive.is_some(), has_image, is_saved) {
             Decision::Adopt => {
                 disks.push(found.disk.clone());
@@ -132,7 +133,7 @@ pub(crate) async fn adopt_all(
         adopted.push(Adopted { id, state });
     }
     let driver = Arc::clone(&shared.driver);
-    let swept = blocking(move || driver.sweep_disks(&disks)).await;
+    let swept = blocking(move || driver.storage().sweep_disks(&disks)).await;
     swept.map_err(failed)?.map_err(failed)?;
     Ok(adopted)
 }
@@ -143,9 +144,9 @@ async fn note_disks(shared: &Shared, keep: &[(SandboxId, DiskId, Kept)]) -> Resu
     let driver = Arc::clone(&shared.driver);
     let keep: Vec<_> = keep.iter().map(|(id, disk, _)| (id.clone(), disk.clone())).collect();
     let noted = blocking(move || {
-        let known: Vec<DiskId> = driver.kept()?.into_iter().map(|kept| kept.disk).collect();
+        let known: Vec<DiskId> = driver.storage().kept()?.into_iter().map(|kept| kept.disk).collect();
         let mut new = keep.iter().filter(|(_, disk)| !known.contains(disk));
-        new.try_for_each(|(id, disk)| driver.keep(id, disk))
+        new.try_for_each(|(id, disk)| driver.storage().keep(id, disk))
     });
     noted.await.map_err(failed)?.map_err(failed)
 }
@@ -156,7 +157,7 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
     // One that was written when the platform ended is not what these processes make of the disk.
     let driver = Arc::clone(&shared.driver);
     let image_of = (id.clone(), disk.clone());
-    if let Err(error) = blocking(move || driver.forget_image(&image_of.0, &image_of.1))
+    if let Err(error) = blocking(move || driver.storage().forget_image(&image_of.0, &image_of.1))
         .await
         .and_then(|done| done)
     {

@@ -10,7 +10,8 @@ use std::sync::atomic::AtomicU64;
 use model::id::{DiskId, SandboxId};
 use parking_lot::Mutex;
 use proxy::egress::EgressGateway;
-use runtime::driver::{Driver, Fork};
+use runtime::driver::Driver;
+use runtime::stored::Fork;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 

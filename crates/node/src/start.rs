@@ -15,8 +15,9 @@ use model::resources::Resources;
 use protocol::agent::Init;
 use protocol::node::{Failure, Image, NodeError, Stage, StartedSandbox};
 use proxy::egress::authority_certificate;
-use runtime::driver::{Driver, Sandbox, StartDisk, StartError, StartRequest};
+use runtime::driver::{Sandbox, StartDisk, StartError, StartRequest};
 use runtime::rootfs::Rootfs;
+use runtime::storage::Storage;
 use tokio_util::task::TaskTracker;
 
 use crate::control::Control;
@@ -129,7 +130,7 @@ pub(crate) async fn start(
             // The workload continues last, when the network and the agent are as they should be.
             let (driver, id, disk) = (Arc::clone(&shared.driver), id.clone(), disk.clone());
             let sandbox = Arc::clone(&started.sandbox);
-            blocking(move || let_continue(&*driver, &id, &disk, &*sandbox)).await??;
+            blocking(move || let_continue(driver.storage(), &id, &disk, &*sandbox)).await??;
         }
         io::Result::Ok(begun)
     };
@@ -179,8 +180,8 @@ async fn clean_failed_start(
 }
 
 /// Lets the workload of a sandbox continue whose processes were restored.
-fn let_continue(driver: &dyn Driver, id: &SandboxId, disk: &DiskId, sandbox: &dyn Sandbox) -> io::Result<()> {
-    driver.forget_image(id, disk)?;
+fn let_continue(storage: &Storage, id: &SandboxId, disk: &DiskId, sandbox: &dyn Sandbox) -> io::Result<()> {
+    storage.forget_image(id, disk)?;
     sandbox.thaw()?;
     if let Err(error) = sandbox.respawn() {
         // It is tried again when the events of the agent are followed.

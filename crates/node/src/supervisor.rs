@@ -99,7 +99,7 @@ pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, mut disk: Option
     loop {
         let (driver, id_to_clean, disk) = (Arc::clone(&shared.driver), id.clone(), disk.take());
         let clean = move || {
-            if let Some(Err(error)) = disk.map(|disk| remove_disk(&*driver, &id_to_clean, &disk)) {
+            if let Some(Err(error)) = disk.map(|disk| remove_disk(driver.storage(), &id_to_clean, &disk)) {
                 tracing::warn!(sandbox.id = %id_to_clean, "remove the disk of an ended sandbox: {error}");
             }
             driver.clean(&id_to_clean)

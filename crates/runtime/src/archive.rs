@@ -59,15 +59,7 @@ pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
     let stream = stream.into_iter().next();
     let done = match (request, stream) {
         (Request::Pack { layer }, Some(to)) => pack(socket, layers, &layer, to),
-        (
-            Request::Unpack {
-                layer,
-                unfinished,
-                bytes,
-                keep_free_bytes,
-            },
-            Some(from),
-        ) => unpack(socket, layers, (&layer, &unfinished), from, (bytes, keep_free_bytes)),
+        (Request::Unpack(order), Some(from)) => unpack(socket, layers, &order, from),
         _ => return Ok(()),
     };
     let reply = match done {
@@ -107,28 +99,22 @@ fn pack(socket: &OwnedFd, layers: OwnedFd, id: &LayerId, to: OwnedFd) -> Result<
     Ok(Reply::Done)
 }
 
-fn unpack(
-    socket: &OwnedFd,
-    layers: OwnedFd,
-    (id, unfinished): (&LayerId, &str),
-    from: OwnedFd,
-    (bytes, keep_free_bytes): (u64, u64),
-) -> Result<Reply, Failure> {
-    rustix::fs::mkdirat(&layers, unfinished, Mode::from_raw_mode(0o700))?;
-    let layer = open_dir_at(layers.as_fd(), unfinished)?;
+fn unpack(socket: &OwnedFd, layers: OwnedFd, order: &wire::Unpack, from: OwnedFd) -> Result<Reply, Failure> {
+    rustix::fs::mkdirat(&layers, &order.unfinished, Mode::from_raw_mode(0o700))?;
+    let layer = open_dir_at(layers.as_fd(), &order.unfinished)?;
     drop(layers);
     confine(&layer)?;
     let budget = Budget {
         platform: socket.as_fd(),
         layers: layer.as_fd(),
-        keep_free_bytes,
+        keep_free_bytes: order.keep_free_bytes,
     };
     budget.check()?;
     let archive = Decoder::new(BufReader::with_capacity(BUFFER, File::from(from)));
     let archive = BufReader::with_capacity(BUFFER, archive);
-    Unpack::new(archive, Copy::begin(layer.as_fd())?, &budget, bytes).run()?;
+    Unpack::new(archive, Copy::begin(layer.as_fd())?, &budget, order.bytes).run()?;
     let (read, bytes, _) = read_stored(&layer, Nothing, &budget)?;
-    if read != *id {
+    if read != order.layer {
         return Err(Failure::Refused(format!("its content is that of layer {read}")));
     }
     write_out(&layer, bytes)?;

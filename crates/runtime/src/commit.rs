@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use model::id::{DiskId, LayerId};
+use model::id::LayerId;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountPropagationFlags;
 
@@ -27,9 +27,8 @@ use self::tree::Walk;
 use crate::disk::{self, Loops};
 use crate::files::{open_dir, open_dir_at};
 use crate::layers::{BYTES, Layers};
-use crate::rootfs::Source;
 use crate::sys;
-use crate::wire::{self, Reply, Request};
+use crate::wire::{self, Commit, Reply, Request};
 
 /// Open files that the process may have: some for each level of directories and each layer.
 pub(crate) const OPEN_FILES: u64 = 65_536;
@@ -46,62 +45,44 @@ pub(crate) fn serve(socket: &OwnedFd, data_dir: &Path) -> io::Result<()> {
     let layers = open_dir(&Layers::path(data_dir))?;
     wire::send_message(socket, &Reply::Ready, &[])?;
     let request = wire::receive_message::<Request>(socket)?.map(|(request, _)| request);
-    let Some(Request::Commit {
-        disk,
-        sources,
-        unfinished,
-        keep_free_bytes,
-        has_processes,
-    }) = request
-    else {
+    let Some(Request::Commit(order)) = request else {
         return Ok(());
     };
     let budget = Budget {
         platform: socket.as_fd(),
         layers: layers.as_fd(),
-        keep_free_bytes,
+        keep_free_bytes: order.keep_free_bytes,
     };
-    let committed = commit(data.as_fd(), (&disk, &sources, has_processes), &unfinished, &budget);
-    let reply = match committed {
+    let reply = match commit(data.as_fd(), &order, &budget) {
         Ok((layer, bytes)) => Reply::Committed { layer, bytes },
         Err(failure) => failure.reply(),
     };
     wire::send_message(socket, &reply, &[])
 }
 
-fn commit(
-    data: BorrowedFd<'_>,
-    (disk, sources, has_processes): (&DiskId, &[Source], bool),
-    unfinished: &str,
-    budget: &Budget<'_>,
-) -> Result<(LayerId, u64), Failure> {
+fn commit(data: BorrowedFd<'_>, order: &Commit, budget: &Budget<'_>) -> Result<(LayerId, u64), Failure> {
     budget.check()?;
     let image = rustix::fs::openat(
         data,
-        disk::image_path(disk),
+        disk::image_path(&order.disk),
         OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
     let mount = Loops::open(Path::new("/dev"))?.mount_to_read(image.as_fd())?;
     drop(image);
-    store(mount.as_fd(), (sources, has_processes), unfinished, budget)
+    store(mount.as_fd(), order, budget)
 }
 
 /// Copies sources below `mount` and the layers below them to a new directory, and writes it out.
-fn store(
-    mount: BorrowedFd<'_>,
-    (sources, has_processes): (&[Source], bool),
-    unfinished: &str,
-    budget: &Budget<'_>,
-) -> Result<(LayerId, u64), Failure> {
+fn store(mount: BorrowedFd<'_>, order: &Commit, budget: &Budget<'_>) -> Result<(LayerId, u64), Failure> {
     let mode = Mode::from_raw_mode(0o700);
-    rustix::fs::mkdirat(budget.layers, unfinished, mode)?;
-    let layer = open_dir_at(budget.layers, unfinished)?;
+    rustix::fs::mkdirat(budget.layers, &order.unfinished, mode)?;
+    let layer = open_dir_at(budget.layers, &order.unfinished)?;
     let mut walk = Walk::begin(Copy::begin(layer.as_fd())?, budget, false);
-    if has_processes {
+    if order.has_processes {
         walk.leave_out_remaps();
     }
-    for source in sources {
+    for source in &order.sources {
         let part = source.part.as_str();
         let mut trees = vec![open_dir_at(mount, &format!("{}/upper", source.upper))?];
         for below in &source.layers {

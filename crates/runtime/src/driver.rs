@@ -1,21 +1,23 @@
 //! The interface between a node and the isolation of its sandboxes.
 //!
 //! Nothing above it may assume that the host sees a sandbox's processes or files: a sandbox is started from a request,
-//! and then it can be dialed, measured, given a new spawner, watched for its end and killed, and nothing else. How
-//! sandboxes are isolated (namespaces, id ranges, control groups, loop devices) is internal to the driver. What a
-//! driver cannot do is declared in its [`Capabilities`].
+//! and then it can be dialed, given a new spawner, watched for its end and killed. All else an isolation may lack: its
+//! [`Capabilities`] say what it has, and the traits answer [`Unsupported`] for the rest. How sandboxes are isolated
+//! (namespaces, id ranges, control groups, loop devices) is internal to the driver. What is the same for any isolation,
+//! disks and layers above all, is no part of this interface but of the [`Storage`] that a driver is opened on.
 
 use std::fmt::Debug;
 use std::future::Future;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::{BuildId, DiskId, LayerId, SandboxId};
+use model::id::{DiskId, LayerId, SandboxId};
 use model::resources::Resources;
-use protocol::node::{Committed, LayerInfo, MemoryInfo, SandboxStream};
+use protocol::node::SandboxStream;
 
 use crate::cancel::Cancel;
 use crate::egress::EgressSockets;
@@ -23,12 +25,28 @@ use crate::growth::Disk;
 use crate::page_out::PagedOut;
 use crate::rootfs::Rootfs;
 use crate::sockets::Uncharged;
-use crate::usage::{Capacity, HostPulse, HostUncharged, Usage};
+use crate::storage::Storage;
+use crate::stored::{CommitError, CopyRequest, Fork};
+use crate::usage::{self, Capacity, HostPulse, HostUncharged, Usage};
 
-/// One way to isolate sandboxes.
+/// The answer of an isolation that lacks something. As an [`io::Error`] it is of the kind [`io::ErrorKind::Unsupported`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("sandboxes with this isolation {0}")]
+pub struct Unsupported(pub &'static str);
+
+impl From<Unsupported> for io::Error {
+    fn from(lacking: Unsupported) -> Self {
+        Self::new(io::ErrorKind::Unsupported, lacking)
+    }
+}
+
+/// One way to isolate sandboxes. The methods without a body are what a new one has to implement first.
 pub trait Driver: Debug + Send + Sync {
     /// What the driver can do on this host. Constant while it is open.
     fn capabilities(&self) -> Capabilities;
+
+    /// The storage with the disks of its sandboxes.
+    fn storage(&self) -> &Storage;
 
     /// Starts a sandbox and returns once its agent was executed. Blocks for milliseconds.
     ///
@@ -46,165 +64,49 @@ pub trait Driver: Debug + Send + Sync {
     /// they were killed, try again. Until it returns `true`, no other sandbox can have this id.
     fn clean(&self, id: &SandboxId) -> bool;
 
-    /// Removes a disk, if it exists. A running sandbox keeps its disk until it ends.
+    /// Reverts what the driver itself changed on the host. Called last, when no sandbox is left: nothing can be started
+    /// afterwards.
+    fn dismantle(&self);
+
+    /// Why a complete image of processes ([`Sandbox::fork`]) cannot be restored here, as a text for the client; none if
+    /// it can be.
     ///
     /// # Errors
-    /// When the data directory cannot be written.
-    fn remove_disk(&self, disk: &DiskId) -> io::Result<()>;
-
-    /// Removes every disk that is neither in `keep` nor the memory of a snapshot, with what is kept beside it.
-    ///
-    /// # Errors
-    /// When the data directory cannot be read or written.
-    fn sweep_disks(&self, keep: &[DiskId]) -> io::Result<()>;
-
-    /// Notes that the disk of a sandbox is kept when its processes end, in a way that survives a restart of the host, until
-    /// [`Driver::forget`]. May be repeated.
-    ///
-    /// # Errors
-    /// When the data directory cannot be written.
-    fn keep(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
-
-    /// Waits until the kept disk of a sandbox that has ended is written out, so that it survives a power cut, and notes
-    /// that. Returns the space that it takes on the host, in bytes. Blocks for as long as that takes, or until
-    /// `is_cancelled`.
-    ///
-    /// # Errors
-    /// When the disk stays in use, or cannot be written out.
-    fn save(&self, id: &SandboxId, disk: &DiskId, is_cancelled: &dyn Fn() -> bool) -> io::Result<u64>;
-
-    /// Every disk that is kept, of sandboxes with and without processes.
-    ///
-    /// # Errors
-    /// When the data directory cannot be read.
-    fn kept(&self) -> io::Result<Vec<KeptDisk>>;
-
-    /// Ends what [`Driver::keep`] began. The disk itself remains.
-    ///
-    /// # Errors
-    /// When the data directory cannot be written.
-    fn forget(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
-
-    /// Whether there is a complete image of the processes of a sandbox beside its kept disk.
-    fn has_image(&self, id: &SandboxId, disk: &DiskId) -> bool;
-
-    /// Removes the image of the processes of a sandbox, if there is one. To be called before they continue: their disk is
-    /// another one then.
-    ///
-    /// # Errors
-    /// When the data directory cannot be written.
-    fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()>;
-
-    /// Copies a copy of a sandbox ([`Sandbox::fork`]) from which nothing was started yet, for another one. The two share
-    /// the image of the processes. Blocks for as long as it takes, or until `is_cancelled`.
-    ///
-    /// # Errors
-    /// With [`io::ErrorKind::StorageFull`] when the host has no space for it. [`Driver::forget`] and [`Driver::remove_disk`]
-    /// remove what is left.
-    fn copy_fork(&self, from: &Fork, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()>;
-
-    /// The file system of a disk.
-    ///
-    /// # Errors
-    /// When the data directory cannot be read.
-    fn rootfs_of(&self, disk: &DiskId) -> io::Result<Rootfs>;
-
-    /// Makes a copy of a sandbox ([`Sandbox::fork`]) from which nothing was started yet the memory of a snapshot: from then on
-    /// it belongs to no sandbox, survives a power cut, and stays until [`Driver::remove_memory`]. Returns the space that it
-    /// takes, in bytes.
-    ///
-    /// # Errors
-    /// When it cannot be written out. [`Driver::forget`] and [`Driver::remove_disk`] remove what is left.
-    fn keep_memory(&self, build: &BuildId, copy: &Fork) -> io::Result<u64>;
-
-    /// The memory of every snapshot.
-    ///
-    /// # Errors
-    /// When the data directory cannot be read.
-    fn memories(&self) -> io::Result<Vec<MemoryInfo>>;
-
-    /// Copies the memory of a snapshot for a sandbox, which is started from it as from a copy of another one
-    /// ([`Sandbox::fork`]). The files of the image are shared, and only read.
-    ///
-    /// # Errors
-    /// With [`StartError::Unrestorable`] when it is not there, is damaged, or does not fit the host; in any case
-    /// [`Driver::forget`] and [`Driver::remove_disk`] remove what is left.
-    fn copy_memory(&self, build: &BuildId, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<(), StartError>;
-
-    /// Removes the memory of a snapshot, if there is one.
-    ///
-    /// # Errors
-    /// When the data directory cannot be written.
-    fn remove_memory(&self, build: &BuildId) -> io::Result<()>;
-
-    /// Stores what a sandbox that has ended wrote as a layer, or what is on a copy of a disk ([`Sandbox::copy_disk`]). The disk
-    /// remains. Blocks for as long as it takes to copy, or until `is_cancelled`.
-    ///
-    /// # Errors
-    /// [`CommitError`] says whether the sandbox, the host or the platform is the reason. Nothing is left of the attempt.
-    fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, CommitError>;
-
-    /// The stored layers, in the order of their ids.
-    ///
-    /// # Errors
-    /// When the data directory cannot be read.
-    fn layers(&self) -> io::Result<Vec<LayerInfo>>;
-
-    /// Removes a layer, if it exists. Sandboxes that were started from it keep it.
-    ///
-    /// # Errors
-    /// When the data directory cannot be written.
-    fn remove_layer(&self, layer: &LayerId) -> io::Result<()>;
-
-    /// Writes a layer as an archive to a pipe or file. Blocks until all is written, or until `is_cancelled`.
-    ///
-    /// # Errors
-    /// [`ArchiveError`] says why. What was written then is incomplete.
-    fn pack_layer(&self, layer: &LayerId, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ArchiveError>;
-
-    /// Makes a layer of an archive, which is untrusted: nothing but the files of that layer can come of it. Returns the
-    /// size of the layer. One that exists is kept. Blocks for as long as it takes to read, or until `is_cancelled`.
-    ///
-    /// # Errors
-    /// [`ArchiveError`] says why. Nothing is left of the attempt.
-    fn unpack_layer(
-        &self,
-        request: &UnpackRequest,
-        from: OwnedFd,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<u64, ArchiveError>;
+    /// When the image cannot be read.
+    fn obstacle(&self, image: &Path) -> io::Result<Option<String>> {
+        let _ = image;
+        Ok(Some(Unsupported("cannot be restored with their processes").to_string()))
+    }
 
     /// Free capacity of the host.
     ///
     /// # Errors
     /// When the host cannot be queried.
-    fn capacity(&self) -> io::Result<Capacity>;
-
-    /// Free space on the file system of the data directory, in bytes. Takes a microsecond.
-    ///
-    /// # Errors
-    /// When the host cannot be queried.
-    fn disk_available(&self) -> io::Result<u64>;
+    fn capacity(&self) -> io::Result<Capacity> {
+        self.storage().capacity()
+    }
 
     /// Memory that the kernel of the host takes for itself and that no sandbox is charged for. Takes about 100 µs.
     ///
     /// # Errors
-    /// With [`io::ErrorKind::Unsupported`] without [`Capabilities::uncharged_memory`].
-    fn uncharged(&self) -> io::Result<HostUncharged>;
+    /// With [`Unsupported`] without [`Capabilities::uncharged_memory`].
+    fn uncharged(&self) -> io::Result<HostUncharged> {
+        Err(Unsupported("are charged for all memory, or for none").into())
+    }
 
     /// What can be seen of the host in some microseconds.
-    fn pulse(&self) -> HostPulse;
+    fn pulse(&self) -> HostPulse {
+        usage::pulse()
+    }
 
     /// How many processes and threads sandboxes have created together, of those that were asked for
     /// [`Sandbox::processes_created`]. Takes a microsecond.
     ///
     /// # Errors
-    /// With [`io::ErrorKind::Unsupported`] without [`Capabilities::process_counter`].
-    fn processes_created(&self) -> io::Result<u64>;
-
-    /// Reverts what the driver itself changed on the host. Called last, when no sandbox is left: nothing can be started
-    /// afterwards.
-    fn dismantle(&self);
+    /// With [`Unsupported`] without [`Capabilities::process_counter`].
+    fn processes_created(&self) -> io::Result<u64> {
+        Err(Unsupported("do not count the processes that they create").into())
+    }
 }
 
 /// Objects of the kernel that a sandbox has.
@@ -224,8 +126,8 @@ impl Objects {
     }
 }
 
-/// What a driver can do on this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a driver can do on this host: by default start one sandbox at a time, and nothing else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// Sandboxes that can be started in parallel; further requests have to wait.
     pub concurrent_starts: usize,
@@ -273,7 +175,7 @@ pub enum StartDisk {
         /// The file system of the sandbox.
         rootfs: Rootfs,
     },
-    /// A kept one ([`Driver::keep`]), on which the file system is the one that it was created for, as it was left. After an
+    /// A kept one ([`Storage::keep`]), on which the file system is the one that it was created for, as it was left. After an
     /// error it is as before.
     Kept(DiskId),
 }
@@ -286,93 +188,6 @@ impl StartDisk {
             Self::New { disk, .. } | Self::Kept(disk) => disk,
         }
     }
-}
-
-/// A disk that outlives the processes of its sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptDisk {
-    /// The sandbox.
-    pub id: SandboxId,
-    /// The disk.
-    pub disk: DiskId,
-    /// Whether it is complete and nothing has used it since: [`Driver::save`] was the last that was done with it.
-    pub is_saved: bool,
-}
-
-/// The sandbox of which a layer is made.
-#[derive(Debug, Clone)]
-pub struct CommitRequest {
-    /// Its disk.
-    pub disk: DiskId,
-    /// Whether the layer contains the layers below as well.
-    pub merge: bool,
-    /// Whether the disk was copied together with processes: then it has names that were made only for the copy
-    /// (`link_remap.` and a number), of files that had none any more, and the layer has not.
-    pub has_processes: bool,
-    /// Space on the file system of the data directory that has to stay free, in bytes.
-    pub keep_free_bytes: u64,
-}
-
-/// The disk of a sandbox to copy.
-#[derive(Debug, Clone)]
-pub struct CopyRequest {
-    /// The copy, which must not exist.
-    pub to: DiskId,
-    /// Space on the file system of the data directory that has to stay free, in bytes.
-    pub keep_free_bytes: u64,
-}
-
-/// A copy of a sandbox.
-#[derive(Debug, Clone)]
-pub struct Fork {
-    /// The sandbox that is to be started from it.
-    pub id: SandboxId,
-    /// Its disk, which must not exist.
-    pub disk: DiskId,
-    /// Space on the file system of the data directory that has to stay free, in bytes.
-    pub keep_free_bytes: u64,
-}
-
-/// Why a sandbox did not become a layer, or its disk was not copied.
-#[derive(Debug, thiserror::Error)]
-pub enum CommitError {
-    /// A file cannot be stored. The text is for the user; names in it are escaped.
-    #[error("{0}")]
-    Refused(String),
-    /// The host has no space for the layer.
-    #[error("{0}")]
-    Full(String),
-    /// A step failed.
-    #[error(transparent)]
-    Failed(#[from] io::Error),
-}
-
-/// A layer to make of an archive.
-#[derive(Debug, Clone)]
-pub struct UnpackRequest {
-    /// Its id, which its files must have as their hash.
-    pub layer: LayerId,
-    /// Maximum size of the layer, in bytes, where each file counts 4 KiB more than its data.
-    pub bytes: u64,
-    /// Space on the file system of the data directory that has to stay free, in bytes.
-    pub keep_free_bytes: u64,
-}
-
-/// Why a layer did not become an archive, or an archive not a layer.
-#[derive(Debug, thiserror::Error)]
-pub enum ArchiveError {
-    /// The layer is not stored.
-    #[error("layer {0} is not stored")]
-    NoLayer(LayerId),
-    /// The archive is not one of the layer, or the layer cannot be one. Names of files in the text are escaped.
-    #[error("{0}")]
-    Refused(String),
-    /// The host has no space for the layer.
-    #[error("{0}")]
-    Full(String),
-    /// A step failed.
-    #[error(transparent)]
-    Failed(#[from] io::Error),
 }
 
 /// Error of a start.
@@ -391,7 +206,7 @@ pub enum StartError {
     #[error("{0}")]
     Unrestorable(String),
     /// A step failed. Nothing is running any more; [`Driver::clean`] has to be called, and for a new disk
-    /// [`Driver::remove_disk`].
+    /// [`Storage::remove_disk`].
     #[error(transparent)]
     Failed(#[from] io::Error),
 }
@@ -435,7 +250,7 @@ pub enum WriteError {
 /// Future of [`Sandbox::dial`].
 pub type DialFuture<'a> = Pin<Box<dyn Future<Output = io::Result<SandboxStream>> + Send + 'a>>;
 
-/// A running or recently ended sandbox.
+/// A running or recently ended sandbox. The methods without a body are what a new isolation has to implement first.
 pub trait Sandbox: Debug + Send + Sync {
     /// A descriptor that becomes readable once no process of the sandbox is left.
     fn ended(&self) -> BorrowedFd<'_>;
@@ -465,57 +280,76 @@ pub trait Sandbox: Debug + Send + Sync {
     ///
     /// # Errors
     /// When its limits cannot be changed.
-    fn settle(&self) -> io::Result<()>;
+    fn settle(&self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Current resource usage. Takes tens of microseconds and waits for nothing inside the sandbox.
     ///
     /// # Errors
-    /// When the sandbox has ended, and with [`io::ErrorKind::Unsupported`] where the host has no counters.
-    fn usage(&self) -> io::Result<Usage>;
+    /// When the sandbox has ended, and with [`Unsupported`] where the host has no counters.
+    fn usage(&self) -> io::Result<Usage> {
+        Err(Unsupported("are not measured").into())
+    }
 
     /// Processor time of the workload since its start, on all cores together. Takes some microseconds.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
-    fn work_time(&self) -> io::Result<Duration>;
+    fn work_time(&self) -> io::Result<Duration> {
+        Err(Unsupported("are not measured").into())
+    }
 
     /// How many processes and threads the workload has now. Takes some microseconds.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
-    fn processes(&self) -> io::Result<u64>;
+    fn processes(&self) -> io::Result<u64> {
+        Err(Unsupported("are not measured").into())
+    }
 
     /// How many processes and threads the workload has created since this was called first. Takes a microsecond.
     ///
     /// # Errors
-    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::process_counter`].
-    fn processes_created(&self) -> io::Result<u64>;
+    /// When the sandbox is gone, and with [`Unsupported`] without [`Capabilities::process_counter`].
+    fn processes_created(&self) -> io::Result<u64> {
+        Err(Unsupported("do not count the processes that they create").into())
+    }
 
     /// Limits the processor time of the workload to this many thousandths of a core, or with `None` to what its
     /// resources allow. Lasts until it is changed, also when the platform ends.
     ///
     /// # Errors
-    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::limits`].
-    fn limit_cpu(&self, milli_cores: Option<u32>) -> io::Result<()>;
+    /// When the sandbox is gone, and with [`Unsupported`] without [`Capabilities::limits`].
+    fn limit_cpu(&self, milli_cores: Option<u32>) -> io::Result<()> {
+        let _ = milli_cores;
+        Err(Unsupported("have no limit of processor time that can be changed").into())
+    }
 
     /// How many processes of the workload the kernel has killed so far because the sandbox ran out of memory.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
-    fn memory_kills(&self) -> io::Result<u64>;
+    fn memory_kills(&self) -> io::Result<u64> {
+        Err(Unsupported("are not measured").into())
+    }
 
     /// Writes out the sandbox's disk, so that what its programs have written survives a power cut. Blocks for as long as
     /// that takes.
     ///
     /// # Errors
     /// When the sandbox is gone, or the host cannot store what it has written.
-    fn sync(&self) -> io::Result<()>;
+    fn sync(&self) -> io::Result<()> {
+        Err(Unsupported("cannot write out their disks").into())
+    }
 
     /// The state of the sandbox's disk. Takes some microseconds and waits for nothing inside the sandbox.
     ///
     /// # Errors
     /// When the sandbox is gone.
-    fn disk(&self) -> io::Result<Disk>;
+    fn disk(&self) -> io::Result<Disk> {
+        Err(Unsupported("do not show the state of their disks").into())
+    }
 
     /// Limits the growth of the sandbox's disk, as it was read before, to `allowance` bytes, or removes the limit with
     /// `None`. Beyond it writes in the sandbox fail for lack of space.
@@ -523,50 +357,66 @@ pub trait Sandbox: Debug + Send + Sync {
     /// # Errors
     /// When the sandbox is gone or without [`Capabilities::disk_limits`]; with [`io::ErrorKind::WouldBlock`] when it is
     /// too early to try again.
-    fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()>;
+    fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
+        let _ = (disk, allowance);
+        Err(Unsupported("have no limit of the growth of their disks").into())
+    }
 
     /// Memory of the host that the sandbox holds and that is neither charged nor limited. A sandbox that cannot hold
     /// more than `enough` is not measured closely: that takes milliseconds, the rest about 100 µs.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
-    fn uncharged(&self, enough: u64) -> io::Result<Uncharged>;
+    fn uncharged(&self, enough: u64) -> io::Result<Uncharged> {
+        let _ = enough;
+        Err(Unsupported("are charged for all memory, or for none").into())
+    }
 
     /// Counts objects of the kernel that the sandbox has. Takes some microseconds for each of its processes.
     ///
     /// # Errors
     /// As [`Sandbox::usage`].
-    fn objects(&self) -> io::Result<Objects>;
+    fn objects(&self) -> io::Result<Objects> {
+        Err(Unsupported("do not count objects of the kernel").into())
+    }
 
     /// Opens sockets to which everything is delivered that the sandbox sends to other addresses than its own. Without
     /// them it reaches nothing. To be called once at a time.
     ///
     /// # Errors
-    /// When the sandbox has ended, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::egress`].
-    fn egress(&self) -> io::Result<EgressSockets>;
+    /// When the sandbox has ended, and with [`Unsupported`] without [`Capabilities::egress`].
+    fn egress(&self) -> io::Result<EgressSockets> {
+        Err(Unsupported("have no network").into())
+    }
 
     /// Stops every process of the sandbox where it is, its agent included, until [`Sandbox::thaw`] or its end. Waits
     /// until they are stopped, for a second at most: a process that the kernel blocks uses no processor time either.
     ///
     /// # Errors
-    /// When the sandbox is gone, and with [`io::ErrorKind::Unsupported`] without [`Capabilities::freeze`].
-    fn freeze(&self) -> io::Result<()>;
+    /// When the sandbox is gone, and with [`Unsupported`] without [`Capabilities::freeze`].
+    fn freeze(&self) -> io::Result<()> {
+        Err(Unsupported("cannot be stopped where they are").into())
+    }
 
-    /// The same, for processes that are about to be written ([`Sandbox::write_processes`]): none is in the middle of `vfork`,
+    /// Stops every process as [`Sandbox::freeze`] does, for processes that are about to be written ([`Sandbox::write_processes`]): none is in the middle of `vfork`,
     /// if it leaves that in time.
     ///
     /// # Errors
     /// As [`Sandbox::freeze`].
-    fn freeze_to_write(&self) -> io::Result<()>;
+    fn freeze_to_write(&self) -> io::Result<()> {
+        self.freeze()
+    }
 
     /// Whether [`Sandbox::freeze`] was the last of the two, by this platform or an earlier one. What the kernel does is the
     /// record of it.
     ///
     /// # Errors
     /// When the sandbox is gone.
-    fn is_frozen(&self) -> io::Result<bool>;
+    fn is_frozen(&self) -> io::Result<bool> {
+        Ok(false)
+    }
 
-    /// Writes an image of the processes of a sandbox, whose disk is kept ([`Driver::keep`]). All processes are at rest
+    /// Writes an image of the processes of a sandbox, whose disk is kept ([`Storage::keep`]). All processes are at rest
     /// meanwhile, and connections to the agent are closed. `stopped` is called when the workload is. When the image is
     /// complete and written out, `complete` is called, which writes out the disk; then the processes are ended, by this or by
     /// the caller. When something fails, `complete` included, they go on, but for the spawner, which has to be made anew.
@@ -580,7 +430,10 @@ pub trait Sandbox: Debug + Send + Sync {
         stopped: &mut dyn FnMut(),
         complete: &mut dyn FnMut() -> io::Result<()>,
         cancel: &Arc<Cancel>,
-    ) -> Result<(), WriteError>;
+    ) -> Result<(), WriteError> {
+        let _ = (stopped, complete, cancel);
+        Err(io::Error::from(Unsupported("cannot be written to disk with their processes")).into())
+    }
 
     /// Copies a running sandbox, with its processes and its disk, as it is at one moment. Every process is stopped meanwhile
     /// and continues before this returns, also after an error; then the spawner has to be made anew. Connections to the
@@ -590,37 +443,50 @@ pub trait Sandbox: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`WriteError`] says whether the sandbox is the reason; with [`io::ErrorKind::StorageFull`] when the host has no space
-    /// for the copy. [`Driver::forget`] and [`Driver::remove_disk`] remove what is left.
-    fn fork(&self, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, WriteError>;
+    /// for the copy. [`Storage::forget`] and [`Storage::remove_disk`] remove what is left.
+    fn fork(&self, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, WriteError> {
+        let _ = (to, is_cancelled);
+        Err(io::Error::from(Unsupported("cannot be copied with their processes")).into())
+    }
 
     /// Copies the sandbox's disk to a new one, as it is at one moment: every process is stopped meanwhile, and continues
-    /// before this returns, also after an error. The copy belongs to no sandbox. [`Driver::commit`] makes a layer of it,
-    /// [`Driver::remove_disk`] removes it, and so does [`Driver::sweep_disks`]. Returns how long the processes were
+    /// before this returns, also after an error. The copy belongs to no sandbox. [`Storage::commit`] makes a layer of it,
+    /// [`Storage::remove_disk`] removes it, and so does [`Storage::sweep_disks`]. Returns how long the processes were
     /// stopped. Blocks for as long as it takes, or until `is_cancelled`.
     ///
     /// # Errors
-    /// [`CommitError`] says whether the host is the reason, and there is no copy. With [`io::ErrorKind::Unsupported`] without
+    /// [`CommitError`] says whether the host is the reason, and there is no copy. With [`Unsupported`] without
     /// [`Capabilities::freeze`].
-    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError>;
+    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError> {
+        let _ = (request, is_cancelled);
+        Err(io::Error::from(Unsupported("cannot be copied while they run")).into())
+    }
 
     /// Has the agent accept connections again, after a platform has ended while it wrote an image. Otherwise nothing changes.
     ///
     /// # Errors
     /// When the agent does not respond.
-    fn wake(&self) -> io::Result<()>;
+    fn wake(&self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Moves the memory of a frozen sandbox to the host's swap, until `goes_on` is false. `None` when the host has no swap.
     /// Blocks for as long as it takes, some tenths of a second for 200 MB.
     ///
     /// # Errors
     /// When the kernel does not allow it, or the sandbox is gone.
-    fn page_out(&self, goes_on: &dyn Fn() -> bool) -> io::Result<Option<PagedOut>>;
+    fn page_out(&self, goes_on: &dyn Fn() -> bool) -> io::Result<Option<PagedOut>> {
+        let _ = goes_on;
+        Ok(None)
+    }
 
     /// Lets the processes of a frozen sandbox continue. Takes some microseconds.
     ///
     /// # Errors
     /// As [`Sandbox::freeze`].
-    fn thaw(&self) -> io::Result<()>;
+    fn thaw(&self) -> io::Result<()> {
+        Err(Unsupported("cannot be stopped where they are").into())
+    }
 
     /// Kills every process of the sandbox, frozen or not, and does not wait: [`Sandbox::ended`] signals the end. That takes
     /// milliseconds, or never happens where the kernel blocks one of the processes.

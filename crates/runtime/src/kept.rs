@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::id::{DiskId, SandboxId};
 
-use crate::driver::KeptDisk;
+use crate::stored::KeptDisk;
 
 const DIRECTORY: &str = "kept";
 const SAVED: &str = "saved";

@@ -42,6 +42,7 @@ use crate::cgroup_view::Shown;
 use crate::disk::{Loops, Spare, Template};
 use crate::files::write_at;
 use crate::processors::Views;
+use crate::settings::DriverSettings;
 use crate::setup;
 use crate::slot::Name;
 use crate::sys::{self, Cloned};
@@ -90,9 +91,9 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     reset_oom_score().during("reset oom_score_adj")?;
     match hello.work {
         Work::Sandboxes | Work::Restores => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
-        Work::Spawners => spawner::serve(socket, &tree, hello.open_files),
-        Work::Commit => commit::serve(socket, &hello.data_dir),
-        Work::Rebase => rebase::serve(socket, &hello.data_dir),
+        Work::Spawners => spawner::serve(socket, &tree, hello.settings.open_files),
+        Work::Commit => commit::serve(socket, &hello.settings.data_dir),
+        Work::Rebase => rebase::serve(socket, &hello.settings.data_dir),
         Work::Dump => checkpoint::dump::serve(socket, &hello.tree),
         Work::Facts => {
             drop(tree);
@@ -101,7 +102,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
         Work::Archive => {
             // The process keeps no directory of the host.
             drop(tree);
-            archive::serve(socket, &hello.data_dir)
+            archive::serve(socket, &hello.settings.data_dir)
         }
     }
 }
@@ -111,6 +112,7 @@ struct Launcher {
     data_dir: OwnedFd,
     /// Path of the data directory on the host.
     data_path: PathBuf,
+    settings: DriverSettings,
     /// The mounts of the host.
     host_mounts: OwnedFd,
     tree: OpenTree,
@@ -121,10 +123,6 @@ struct Launcher {
     fixtures: Fixtures,
     /// Fixtures for the next sandbox.
     spare_fixtures: Option<OwnedFd>,
-    /// Whether disks are allocated in full.
-    reserve_disks: bool,
-    /// How many files a process of a sandbox may have open, unless it asks for more.
-    open_files: u32,
     /// Kind of the interface `eth0` on this host.
     interface: &'static str,
     /// Whether overlayfs takes layers as descriptors (kernel 6.13). Older kernels get paths.
@@ -140,19 +138,20 @@ struct Launcher {
 
 impl Launcher {
     fn prepare(hello: &Hello, tree: OpenTree, in_cpuset: bool) -> io::Result<Self> {
-        let data_dir = crate::files::open_dir(&hello.data_dir).during("open the data directory")?;
+        let data_dir = crate::files::open_dir(&hello.settings.data_dir).during("open the data directory")?;
         sys::keep_capabilities_over_setuid(true).during("keep capabilities")?;
         let groups = hello.tree.shown(in_cpuset);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let host_mounts =
             rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).during("open the host's mounts")?;
         let fixtures = Fixtures::new(&groups).during("read the host's controllers")?;
-        make_private_root(&hello.data_dir, &groups).during("create the launcher's mounts")?;
+        make_private_root(&hello.settings.data_dir, &groups).during("create the launcher's mounts")?;
         let interface = find_interface().during("find a kind of network interface")?;
         let loops = Loops::open(Path::new(HOST_DEV)).during("open /dev/loop-control")?;
         Ok(Self {
             data_dir,
-            data_path: hello.data_dir.clone(),
+            data_path: hello.settings.data_dir.clone(),
+            settings: hello.settings.clone(),
             host_mounts,
             tree,
             loops,
@@ -160,8 +159,6 @@ impl Launcher {
             spare: None,
             spare_fixtures: Some(fixtures.make().during("create fixtures")?),
             fixtures,
-            reserve_disks: hello.reserve_disks,
-            open_files: hello.open_files,
             interface,
             layer_fds: takes_layer_fds().during("open overlayfs")?,
             limited: hello.tree.is_limited(),
@@ -207,7 +204,7 @@ impl Launcher {
     /// allocated in full are not created in advance: they would take space from others.
     fn prepare_next(&mut self, disk_mb: Option<u32>, socket: &OwnedFd) {
         let is_ready = |disk_mb: &u32| self.spare.as_ref().is_some_and(|spare| spare.disk_mb == *disk_mb);
-        let disk_mb = disk_mb.filter(|disk_mb| !self.reserve_disks && !is_ready(disk_mb));
+        let disk_mb = disk_mb.filter(|disk_mb| !self.settings.reserve_disks && !is_ready(disk_mb));
         if disk_mb.is_none() && self.spare_fixtures.is_some() {
             return;
         }

@@ -24,7 +24,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::cancel::Cancel;
 use crate::holders;
-use crate::wire::{self, Hello, Reply, Request, Work};
+use crate::wire::{self, Hello, Message, Reply, Request, Work};
 
 /// How long a launcher may take to start one sandbox. It takes milliseconds; the bound is for an overloaded host, so
 /// that a create request fails instead of waiting forever.
@@ -44,12 +44,18 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts to take the lock, at platform start only.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
+/// The start of processes for one request, or for the pool. It knows what all of them are told first.
+#[derive(Debug)]
+pub(crate) struct Helpers {
+    /// `None` once it has been shut down.
+    locks: Mutex<Option<Locks>>,
+    hello: Hello,
+}
+
 /// The launcher processes of a platform.
 #[derive(Debug)]
 pub(crate) struct LauncherPool {
-    /// `None` once the pool has been shut down.
-    locks: Mutex<Option<Locks>>,
-    hello: Hello,
+    helpers: Arc<Helpers>,
     starts: Pool,
     restores: Pool,
     /// Locked while a message is sent, never for a whole attempt.
@@ -144,49 +150,13 @@ impl Pool {
     }
 }
 
-impl LauncherPool {
-    /// Starts `count` launchers for sandboxes and one for spawners. There can be `restores` more that restore sandboxes,
-    /// which are started when they are needed, or before ([`Self::prepare_restores`]).
-    ///
-    /// # Errors
-    /// With the error that a launcher reports.
-    pub(crate) fn start(
-        (launchers, entries): (OwnedFd, Vec<Arc<OwnedFd>>),
-        hello: Hello,
-        (count, restores): (usize, usize),
-    ) -> io::Result<Self> {
-        let launchers = Self {
+impl Helpers {
+    /// Helpers that hold a lock file of the data directory, and entries of the registry, for as long as they live.
+    pub(crate) fn new(launchers: OwnedFd, entries: Vec<Arc<OwnedFd>>, hello: Hello) -> Self {
+        Self {
             locks: Mutex::new(Some(Locks { launchers, entries })),
             hello,
-            starts: Pool::new(Work::Sandboxes, count),
-            restores: Pool::new(Work::Restores, restores),
-            spawners: Mutex::default(),
-        };
-        while launchers.starts.begin_ahead(count.max(1)) {
-            launchers.starts.put(Some(launchers.start_one(Work::Sandboxes)?));
         }
-        *launchers.spawners.lock() = Some(launchers.start_one(Work::Spawners)?);
-        Ok(launchers)
-    }
-
-    /// Starts launchers that restore sandboxes, until there are `count`: a restore that has to wait for one to start takes
-    /// that much longer.
-    ///
-    /// # Errors
-    /// With the error that a launcher reports. The restore that needs it tries again.
-    pub(crate) fn prepare_restores(&self, count: usize) -> io::Result<()> {
-        while self.restores.begin_ahead(count) {
-            let started = self.start_one(Work::Restores);
-            let failed = started
-                .as_ref()
-                .err()
-                .map(|error| io::Error::new(error.kind(), error.to_string()));
-            self.restores.put(started.ok());
-            if let Some(error) = failed {
-                return Err(error);
-            }
-        }
-        Ok(())
     }
 
     fn start_one(&self, work: Work) -> io::Result<LauncherProcess> {
@@ -198,6 +168,87 @@ impl LauncherPool {
             Some(locks) => LauncherProcess::start(&hello, locks),
             None => Err(io::Error::other("the launchers have been shut down")),
         }
+    }
+
+    /// Starts a process for one request with descriptors, and returns its reply. The process is killed at the deadline, and when
+    /// `is_cancelled`.
+    ///
+    /// # Errors
+    /// When it does not reply.
+    pub(crate) fn request_once(
+        &self,
+        work: Work,
+        request: Message<'_>,
+        deadline: Instant,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> io::Result<Reply> {
+        let mut once = self.begin_once(work)?;
+        once.ask(request, deadline, is_cancelled)
+    }
+
+    /// Starts a process for a few requests that belong together.
+    ///
+    /// # Errors
+    /// With the error that it reports.
+    pub(crate) fn begin_once(&self, work: Work) -> io::Result<Once> {
+        Ok(Once {
+            process: self.start_one(work)?,
+            notices_end: work == Work::Dump,
+            has_put_back: false,
+        })
+    }
+
+    /// Starts no more of them.
+    fn end(&self) {
+        *self.locks.lock() = None;
+    }
+}
+
+impl LauncherPool {
+    /// Starts `count` launchers for sandboxes and one for spawners. There can be `restores` more that restore sandboxes,
+    /// which are started when they are needed, or before ([`Self::prepare_restores`]).
+    ///
+    /// # Errors
+    /// With the error that a launcher reports.
+    pub(crate) fn start(helpers: Arc<Helpers>, count: usize, restores: usize) -> io::Result<Self> {
+        let launchers = Self {
+            helpers,
+            starts: Pool::new(Work::Sandboxes, count),
+            restores: Pool::new(Work::Restores, restores),
+            spawners: Mutex::default(),
+        };
+        while launchers.starts.begin_ahead(count.max(1)) {
+            launchers
+                .starts
+                .put(Some(launchers.helpers.start_one(Work::Sandboxes)?));
+        }
+        *launchers.spawners.lock() = Some(launchers.helpers.start_one(Work::Spawners)?);
+        Ok(launchers)
+    }
+
+    /// What starts them.
+    pub(crate) fn helpers(&self) -> &Arc<Helpers> {
+        &self.helpers
+    }
+
+    /// Starts launchers that restore sandboxes, until there are `count`: a restore that has to wait for one to start takes
+    /// that much longer.
+    ///
+    /// # Errors
+    /// With the error that a launcher reports. The restore that needs it tries again.
+    pub(crate) fn prepare_restores(&self, count: usize) -> io::Result<()> {
+        while self.restores.begin_ahead(count) {
+            let started = self.helpers.start_one(Work::Restores);
+            let failed = started
+                .as_ref()
+                .err()
+                .map(|error| io::Error::new(error.kind(), error.to_string()));
+            self.restores.put(started.ok());
+            if let Some(error) = failed {
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Sends a request with descriptors to a free launcher and returns its reply. Waits for a free one, so callers limit
@@ -212,7 +263,7 @@ impl LauncherPool {
         };
         let mut launcher = match pool.take() {
             Some(launcher) => launcher,
-            None => self.start_one(pool.work).inspect_err(|_| pool.put(None))?,
+            None => self.helpers.start_one(pool.work).inspect_err(|_| pool.put(None))?,
         };
         let timeout = LAUNCH_TIMEOUT + request.extra_time();
         let answer = set_socket_timeout(&launcher.socket, Timeout::Recv, Some(timeout))
@@ -226,7 +277,7 @@ impl LauncherPool {
             Err(_) => {
                 launcher.stuck = true;
                 drop(launcher);
-                self.start_one(pool.work).ok()
+                self.helpers.start_one(pool.work).ok()
             }
         };
         pool.put(launcher);
@@ -250,7 +301,7 @@ impl LauncherPool {
             if !sent {
                 // It was killed by another process.
                 *spawners = None;
-                let launcher = self.start_one(Work::Spawners)?;
+                let launcher = self.helpers.start_one(Work::Spawners)?;
                 wire::send_message(&launcher.socket, &request, &fds)?;
                 *spawners = Some(launcher);
             }
@@ -265,40 +316,12 @@ impl LauncherPool {
         }
     }
 
-    /// Starts a process for one request with descriptors, and returns its reply. The process is killed at the deadline, and when
-    /// `is_cancelled`.
-    ///
-    /// # Errors
-    /// When it does not reply.
-    pub(crate) fn request_once(
-        &self,
-        work: Work,
-        request: (&Request, &[BorrowedFd<'_>]),
-        deadline: Instant,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> io::Result<Reply> {
-        let mut once = self.begin_once(work)?;
-        once.ask(request, deadline, is_cancelled)
-    }
-
-    /// Starts a process for a few requests that belong together.
-    ///
-    /// # Errors
-    /// With the error that it reports.
-    pub(crate) fn begin_once(&self, work: Work) -> io::Result<Once> {
-        Ok(Once {
-            process: self.start_one(work)?,
-            notices_end: work == Work::Dump,
-            has_put_back: false,
-        })
-    }
-
     /// Shuts down all launchers. Called last: no requests are possible afterwards.
     pub(crate) fn end(&self) {
         self.starts.end();
         self.restores.end();
         *self.spawners.lock() = None;
-        *self.locks.lock() = None;
+        self.helpers.end();
     }
 }
 
@@ -318,7 +341,7 @@ impl Once {
     /// When it does not reply.
     pub(crate) fn ask(
         &mut self,
-        request: (&Request, &[BorrowedFd<'_>]),
+        request: Message<'_>,
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<Reply> {
@@ -329,12 +352,7 @@ impl Once {
     ///
     /// # Errors
     /// When it does not reply, and when it is cancelled.
-    pub(crate) fn ask_unless(
-        &mut self,
-        request: (&Request, &[BorrowedFd<'_>]),
-        deadline: Instant,
-        cancel: &Cancel,
-    ) -> io::Result<Reply> {
+    pub(crate) fn ask_unless(&mut self, request: Message<'_>, deadline: Instant, cancel: &Cancel) -> io::Result<Reply> {
         let is_cancelled = || cancel.is_requested();
         let reply = self.ask_and_poll(request, deadline, &is_cancelled, Some(cancel.as_fd()));
         if reply.is_err() && cancel.is_requested() {
@@ -347,7 +365,7 @@ impl Once {
     /// Has a process that notices it put everything back, and waits until it has, or has ended.
     pub(crate) fn give_up(&mut self) {
         let deadline = Instant::now() + GIVE_UP_TIMEOUT;
-        let mut reply = self.ask_and_poll((&Request::GiveUp, &[]), deadline, &|| false, None);
+        let mut reply = self.ask_and_poll(Request::GiveUp.alone(), deadline, &|| false, None);
         // Replies that were on their way.
         while matches!(reply, Ok(Reply::Stopped | Reply::Done)) {
             reply = self.reply(deadline, &|| false, None);
@@ -365,12 +383,12 @@ impl Once {
 
     fn ask_and_poll(
         &mut self,
-        request: (&Request, &[BorrowedFd<'_>]),
+        request: Message<'_>,
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
         cancelled: Option<BorrowedFd<'_>>,
     ) -> io::Result<Reply> {
-        wire::send_message(&self.process.socket, request.0, request.1)?;
+        wire::send_message(&self.process.socket, request.request, request.fds)?;
         self.reply(deadline, is_cancelled, cancelled)
     }
 

@@ -8,7 +8,7 @@
 //!   processes is noted in the data directory before they end (`kept.rs`).
 //! - Nothing on the create path executes a program or sleeps.
 //! - This crate knows no teams, keys or database; to it, ids are only names.
-//! - Crates above it use the traits of `driver` and know nothing about the kind of isolation.
+//! - Crates above it use the traits of `driver` and the storage below it, and know nothing about the kind of isolation.
 //! - It is the only host-side crate with raw system calls; all `unsafe` is in files called `sys.rs`.
 
 #![cfg_attr(
@@ -38,6 +38,7 @@ mod files;
 pub mod growth;
 mod holders;
 pub mod identity;
+pub mod isolation;
 mod kept;
 mod kernel;
 pub mod launcher;
@@ -61,12 +62,15 @@ mod registry;
 pub mod rootfs;
 pub mod schedule;
 pub mod seccomp;
+pub mod settings;
 mod setup;
 mod skeleton;
 mod slot;
 mod slots;
 pub mod sockets;
 mod spawners;
+pub mod storage;
+pub mod stored;
 mod sys;
 pub mod usage;
 mod wire;

@@ -7,6 +7,7 @@ use crate::cgroup::Backend;
 use crate::checkpoint::program;
 use crate::egress::EgressSockets;
 use crate::kernel::release_numbers;
+use crate::settings::DriverSettings;
 use crate::{base, container};
 
 /// Severity of a finding.
@@ -63,14 +64,14 @@ impl Check {
     }
 }
 
-/// Runs all checks, also of the CRIU that is configured. Changes nothing.
+/// Runs all checks of a host whose sandboxes are containers, also of the CRIU that is configured. Changes nothing.
 #[must_use]
-pub fn probe(data_dir: &Path, configured_criu: Option<&Path>) -> Vec<Check> {
+pub(crate) fn containers(settings: &DriverSettings) -> Vec<Check> {
     vec![
         root(),
         architecture(),
         kernel(),
-        cgroups(data_dir),
+        cgroups(settings),
         user_namespaces(),
         figures(),
         egress(),
@@ -82,7 +83,7 @@ pub fn probe(data_dir: &Path, configured_criu: Option<&Path>) -> Vec<Check> {
         sudo(),
         pid_space(),
         kvm(),
-        criu(configured_criu),
+        criu(settings.criu.as_deref()),
     ]
 }
 
@@ -161,7 +162,19 @@ fn kernel() -> Check {
     }
 }
 
-fn cgroups(data_dir: &Path) -> Check {
+/// The control groups, which are not needed where sandboxes may run without limits.
+fn cgroups(settings: &DriverSettings) -> Check {
+    let check = usable_cgroups(&settings.data_dir);
+    match check.status {
+        Status::Missing if settings.unlimited => Check {
+            status: Status::Degraded,
+            ..check
+        },
+        _ => check,
+    }
+}
+
+fn usable_cgroups(data_dir: &Path) -> Check {
     match Backend::detect() {
         Ok(backend) if backend.is_occupied() => Check::gap(
             "cgroups",
@@ -373,8 +386,12 @@ mod tests {
 
     #[test]
     fn every_gap_says_what_it_costs_and_how_to_close_it() {
-        let nowhere = Path::new("/nonexistent");
-        for check in probe(nowhere, None).into_iter().chain(probe(nowhere, Some(nowhere))) {
+        let settings = DriverSettings::new("/nonexistent".into());
+        let with_criu = DriverSettings {
+            criu: Some("/nonexistent".into()),
+            ..settings.clone()
+        };
+        for check in containers(&settings).into_iter().chain(containers(&with_criu)) {
             assert_eq!(check.status == Status::Ok, check.fix.is_empty(), "{check:?}");
             assert_eq!(check.status == Status::Ok, check.cost.is_empty(), "{check:?}");
         }

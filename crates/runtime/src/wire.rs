@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::Tree;
 use crate::checkpoint::program::Program;
 use crate::rootfs::{OVERLAYS_MAX, Rootfs, Source};
+use crate::settings::DriverSettings;
 
 /// What a disk reads in a second, at least, while other sandboxes use it, in bytes.
 const SLOWEST_DISK: u64 = 16 << 20;
@@ -23,12 +24,8 @@ const SLOWEST_DISK: u64 = 16 << 20;
 /// First message to a launcher.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    pub(crate) data_dir: PathBuf,
+    pub(crate) settings: DriverSettings,
     pub(crate) tree: Tree,
-    /// Whether disks are allocated in full.
-    pub(crate) reserve_disks: bool,
-    /// How many files a process of a sandbox may have open, unless it asks for more.
-    pub(crate) open_files: u32,
     pub(crate) work: Work,
 }
 
@@ -75,16 +72,7 @@ pub(crate) enum Request {
     Respawn { name: String },
     /// Copies uppers of a disk, which no sandbox has any more, to a directory that does not exist yet. Answered with
     /// [`Reply::Committed`], [`Reply::Refused`] or [`Reply::Full`].
-    Commit {
-        disk: DiskId,
-        sources: Vec<Source>,
-        /// Name of the directory, among the layers.
-        unfinished: String,
-        /// Space on the file system of the data directory that has to stay free, in bytes.
-        keep_free_bytes: u64,
-        /// Whether names are left out that were made for a copy of processes.
-        has_processes: bool,
-    },
+    Commit(Commit),
     /// Prepares a disk, which no sandbox has, for layers that replaced those below it. Answered with [`Reply::Done`].
     Rebase { disk: DiskId },
     /// Stops the workload of a sandbox, of which an image is to be written. Attached is the pidfd of its agent. Answered
@@ -105,18 +93,20 @@ pub(crate) enum Request {
     Pack { layer: LayerId },
     /// Makes a layer of an archive, read from the attached descriptor, in a directory that does not exist yet. Answered
     /// like [`Request::Commit`].
-    Unpack {
-        layer: LayerId,
-        /// Name of the directory, among the layers.
-        unfinished: String,
-        /// Maximum size of the layer, in bytes.
-        bytes: u64,
-        /// Space on the file system of the data directory that has to stay free, in bytes.
-        keep_free_bytes: u64,
-    },
+    Unpack(Unpack),
 }
 
 impl Request {
+    /// The request with descriptors.
+    pub(crate) fn with<'a>(&'a self, fds: &'a [BorrowedFd<'a>]) -> Message<'a> {
+        Message { request: self, fds }
+    }
+
+    /// The request alone.
+    pub(crate) fn alone(&self) -> Message<'_> {
+        self.with(&[])
+    }
+
     /// Whether processes are restored.
     pub(crate) fn restores(&self) -> bool {
         matches!(self, Self::Start { processes: Some(_), .. })
@@ -131,6 +121,38 @@ impl Request {
             _ => Duration::ZERO,
         }
     }
+}
+
+/// A request, and the descriptors that are attached to it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Message<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) fds: &'a [BorrowedFd<'a>],
+}
+
+/// The layer to make of a disk.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Commit {
+    pub(crate) disk: DiskId,
+    pub(crate) sources: Vec<Source>,
+    /// Name of the directory, among the layers.
+    pub(crate) unfinished: String,
+    /// Space on the file system of the data directory that has to stay free, in bytes.
+    pub(crate) keep_free_bytes: u64,
+    /// Whether names are left out that were made for a copy of processes.
+    pub(crate) has_processes: bool,
+}
+
+/// The layer to make of an archive.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Unpack {
+    pub(crate) layer: LayerId,
+    /// Name of the directory, among the layers.
+    pub(crate) unfinished: String,
+    /// Maximum size of the layer, in bytes.
+    pub(crate) bytes: u64,
+    /// Space on the file system of the data directory that has to stay free, in bytes.
+    pub(crate) keep_free_bytes: u64,
 }
 
 /// The image of processes to restore.

@@ -7,11 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use protocol::node::{NodeApi, NodeError};
+use protocol::node::{NodeApi, NodeError, NodeEvents};
 use proxy::ingress::Ingress;
+use store::Store;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::admission::AdmissionControl;
@@ -108,7 +110,27 @@ impl Server {
     ) -> Result<Self, StartError> {
         let events = node.subscribe().await.map_err(StartError::Subscribe)?;
         // The caller's token is not cancelled when the start fails.
-        let stop = stop.child_token();
+        let (server, background) = Self::assemble(lease, node, settings, stop.child_token());
+        let written = CancellationToken::new();
+        let writing = written.clone().drop_guard();
+        server.records.spawn(Arc::clone(&background.records).write(written));
+        server.accept(listener, &background.accepting_on)?;
+        if let Err(error) = background.take_over().await {
+            server.abandon(writing).await;
+            return Err(error.into());
+        }
+        server.begin(background, events, writing);
+        server.gateway.enter(Phase::Ready);
+        Ok(server)
+    }
+
+    /// Makes all services of a server and connects them to each other. None of them does anything yet.
+    fn assemble(
+        lease: NodeLease,
+        node: Arc<dyn NodeApi>,
+        settings: ServerSettings,
+        stop: CancellationToken,
+    ) -> (Self, Background) {
         let abort = CancellationToken::new();
         let rows = lease.rows().clone();
         let store = rows.store().clone();
@@ -300,12 +322,25 @@ impl Server {
             records_stop: CancellationToken::new(),
             abort,
         };
-        let written = CancellationToken::new();
-        let writing = written.clone().drop_guard();
-        server.records.spawn(Arc::clone(&records).write(written));
+        let background = Background {
+            accepting_on,
+            store,
+            node,
+            sandboxes,
+            admission,
+            claims,
+            builds,
+            pool,
+            records,
+        };
+        (server, background)
+    }
+
+    /// Accepts connections, which are answered 503 until the sandboxes of an earlier start have been taken over.
+    fn accept(&self, listener: TcpListener, on: &Handle) -> Result<(), StartError> {
         let listener = {
             // A socket is polled by the runtime on which it was registered.
-            let _entered = accepting_on.enter();
+            let _entered = on.enter();
             listener
                 .into_std()
                 .and_then(TcpListener::from_std)
@@ -313,64 +348,61 @@ impl Server {
         };
         let accepting = crate::listen::accept(
             listener,
-            Arc::clone(&server.gateway),
-            server.connections.clone(),
-            (server.stop.clone(), server.abort.clone()),
+            Arc::clone(&self.gateway),
+            self.connections.clone(),
+            (self.stop.clone(), self.abort.clone()),
         );
-        server.connections.spawn_on(accepting, &accepting_on);
+        self.connections.spawn_on(accepting, on);
+        Ok(())
+    }
 
-        match take_over(&sandboxes, &admission, &claims).await {
-            Ok(count) => {
-                if count > 0 {
-                    tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start");
-                }
-                sandboxes.write_all();
-            }
-            Err(error) => {
-                server.stop.cancel();
-                server.abort.cancel();
-                drop(writing);
-                for tasks in [&server.connections, &server.records] {
-                    tasks.close();
-                    tasks.wait().await;
-                }
-                server.lease.release().await;
-                return Err(error.into());
-            }
+    /// Shuts down a server that could not take over the sandboxes of an earlier start.
+    async fn abandon(self, writing: DropGuard) {
+        self.stop.cancel();
+        self.abort.cancel();
+        drop(writing);
+        for tasks in [&self.connections, &self.records] {
+            tasks.close();
+            tasks.wait().await;
         }
-        let stop = &server.stop;
-        let (lost, stop_of_all) = (server.lease.lost(), stop.clone());
-        server.background.spawn(async move {
+        self.lease.release().await;
+    }
+
+    /// Begins what goes on beside requests until the server is stopped.
+    fn begin(&self, background: Background, events: NodeEvents, writing: DropGuard) {
+        let Background {
+            store,
+            node,
+            sandboxes,
+            claims,
+            builds,
+            pool,
+            records,
+            ..
+        } = background;
+        let (tasks, stop) = (&self.background, &self.stop);
+        let (lost, stop_of_all) = (self.lease.lost(), stop.clone());
+        tasks.spawn(async move {
             tokio::select! {
                 () = stop_of_all.cancelled() => {}
                 // Any change after this point would have to be undone by the server that now has the lease.
                 () = lost.cancelled() => stop_of_all.cancel(),
             }
         });
-        server
-            .background
-            .spawn(Arc::clone(&sandboxes).enforce_deadlines(stop.clone()));
-        server
-            .background
-            .spawn(Arc::clone(&sandboxes).follow_rules(stop.clone()));
-        server.background.spawn(claims.purge(stop.clone()));
-        server
-            .background
-            .spawn(builds.serve(server.background.clone(), stop.clone()));
-        server
-            .background
-            .spawn(pool.serve(server.background.clone(), stop.clone()));
+        tasks.spawn(Arc::clone(&sandboxes).enforce_deadlines(stop.clone()));
+        tasks.spawn(Arc::clone(&sandboxes).follow_rules(stop.clone()));
+        tasks.spawn(claims.purge(stop.clone()));
+        tasks.spawn(builds.serve(tasks.clone(), stop.clone()));
+        tasks.spawn(pool.serve(tasks.clone(), stop.clone()));
         let signals = StopSignals {
             draining: stop.clone(),
-            stopped: server.records_stop.clone(),
+            stopped: self.records_stop.clone(),
         };
         // Only after the takeover, because log entries of unknown sandboxes are dropped.
-        server.records.spawn(sandboxes.follow_node(events, signals, writing));
-        server.background.spawn(Arc::clone(&records).purge(stop.clone()));
-        server.background.spawn(records.sample(node, stop.clone()));
-        server.background.spawn(space::reserve(store, stop.clone()));
-        server.gateway.enter(Phase::Ready);
-        Ok(server)
+        self.records.spawn(sandboxes.follow_node(events, signals, writing));
+        tasks.spawn(Arc::clone(&records).purge(stop.clone()));
+        tasks.spawn(records.sample(node, stop.clone()));
+        tasks.spawn(space::reserve(store, stop.clone()));
     }
 
     /// Serves the metrics at `/metrics` of another listener, until the server is stopped.
@@ -434,11 +466,31 @@ impl Server {
     }
 }
 
-/// Reconciles rows, node and memory after a start, and returns how many sandboxes run.
-async fn take_over(sandboxes: &Sandboxes, admission: &AdmissionControl, claims: &Claims) -> Result<usize, AdoptError> {
-    admission.check_names().await?;
-    let count = sandboxes.adopt(admission).await?;
-    // Only now is it known which create requests succeeded.
-    claims.settle_all().await?;
-    Ok(count)
+/// The services that do something beside requests, and on what.
+struct Background {
+    /// The runtime on which connections are accepted.
+    accepting_on: Handle,
+    store: Store,
+    node: Arc<dyn NodeApi>,
+    sandboxes: Arc<Sandboxes>,
+    admission: Arc<AdmissionControl>,
+    claims: Arc<Claims>,
+    builds: Arc<Builds>,
+    pool: Arc<Pool>,
+    records: Arc<Records>,
+}
+
+impl Background {
+    /// Reconciles rows, node and memory after a start.
+    async fn take_over(&self) -> Result<(), AdoptError> {
+        self.admission.check_names().await?;
+        let count = self.sandboxes.adopt(&self.admission).await?;
+        // Only now is it known which create requests succeeded.
+        self.claims.settle_all().await?;
+        if count > 0 {
+            tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start");
+        }
+        self.sandboxes.write_all();
+        Ok(())
+    }
 }

@@ -1,49 +1,12 @@
-//! Settings of builds of templates.
+//! Values of the keys of builds of templates.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use server::settings::BuildSettings;
 
 use super::egress::upstream_roots;
-use super::error::ConfigError;
-use super::keys;
-use super::sources::Given;
-use super::values::{file, integer};
-
-impl Given<'_> {
-    /// All but the directory of uploaded files, which is in the data directory, and the authorities of registries, which
-    /// are read at the start: see `registry_authorities`.
-    pub(super) fn builds(&self) -> Result<BuildSettings, ConfigError> {
-        let default = BuildSettings::default();
-        let number = |key, min, default: u32| -> Result<u32, ConfigError> {
-            Ok(self.parse(key, |text| integer(text, min, u32::MAX))?.unwrap_or(default))
-        };
-        let megabytes = |key, default: u64| -> Result<u64, ConfigError> {
-            let given = self.parse(key, |text| integer(text, 0, u32::MAX))?;
-            Ok(given.map_or(default, |mb| u64::from(mb) << 20))
-        };
-        Ok(BuildSettings {
-            concurrent: number(keys::BUILDS_CONCURRENT, 1, default.concurrent)?,
-            file_bytes: megabytes(keys::BUILDS_FILE_MB, default.file_bytes)?,
-            team_files_bytes: megabytes(keys::BUILDS_TEAM_FILES_MB, default.team_files_bytes)?,
-            file_age_s: number(keys::BUILDS_FILE_AGE_S, 60, default.file_age_s)?,
-            cache_age_s: number(keys::BUILDS_CACHE_AGE_S, 60, default.cache_age_s)?,
-            cache_bytes: megabytes(keys::BUILDS_CACHE_MB, default.cache_bytes)?,
-            registry_mirrors: self.parse(keys::BUILDS_REGISTRY_MIRRORS, mirrors)?.unwrap_or_default(),
-            insecure_registries: self.parse(keys::BUILDS_INSECURE_REGISTRIES, hosts)?.unwrap_or_default(),
-            ..default
-        })
-    }
-
-    /// Files of certificates, by registry.
-    pub(super) fn registry_ca_files(&self) -> Result<BTreeMap<String, PathBuf>, ConfigError> {
-        Ok(self
-            .parse(keys::BUILDS_REGISTRY_CA_FILES, ca_files)?
-            .unwrap_or_default())
-    }
-}
+use super::values::file;
 
 /// The certificates of files, by registry.
 pub(crate) fn registry_authorities(files: &BTreeMap<String, PathBuf>) -> anyhow::Result<BTreeMap<String, String>> {
@@ -82,7 +45,7 @@ fn is_host(text: &str) -> bool {
     !text.is_empty() && text.chars().all(allowed)
 }
 
-fn hosts(text: &str) -> Result<Vec<String>, String> {
+pub(super) fn hosts(text: &str) -> Result<Vec<String>, String> {
     entries(text)
         .map(|host| match is_host(host) {
             true => Ok(host.to_owned()),
@@ -91,7 +54,7 @@ fn hosts(text: &str) -> Result<Vec<String>, String> {
         .collect()
 }
 
-fn ca_files(text: &str) -> Result<BTreeMap<String, PathBuf>, String> {
+pub(super) fn ca_files(text: &str) -> Result<BTreeMap<String, PathBuf>, String> {
     entries(text)
         .map(|entry| match entry.split_once('=') {
             Some((host, path)) if is_host(host.trim()) => Ok((host.trim().to_owned(), file(path.trim())?)),
@@ -100,7 +63,7 @@ fn ca_files(text: &str) -> Result<BTreeMap<String, PathBuf>, String> {
         .collect()
 }
 
-fn mirrors(text: &str) -> Result<BTreeMap<String, String>, String> {
+pub(super) fn mirrors(text: &str) -> Result<BTreeMap<String, String>, String> {
     entries(text)
         .map(|entry| match entry.split_once('=') {
             Some((from, to)) if is_host(from.trim()) && is_host(to.trim()) => {

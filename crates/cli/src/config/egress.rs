@@ -1,4 +1,4 @@
-//! The keys of connections that leave sandboxes.
+//! Values of the keys of connections that leave sandboxes.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,59 +7,19 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use model::network::{Cidr, DomainPattern};
 use protocol::agent::CA_BUNDLE_MAX;
-use proxy::egress::{EgressLimits, EgressSettings};
+use proxy::egress::EgressSettings;
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::error::ConfigError;
-use super::keys;
-use super::sources::Given;
-use super::values::{self, boolean, integer};
+use super::values;
 
 /// Port of a DNS server that is given without one.
 const DNS_PORT: u16 = 53;
 /// Maximum of a limit per sandbox: above it, the host would run out of ports or memory first.
-const LIMIT_MAX: u32 = 1_000_000;
+pub(super) const LIMIT_MAX: u32 = 1_000_000;
 /// How long the certificates for sandboxes may be in PEM, in bytes: so that there is room for that of the gateway.
 const AUTHORITIES_MAX: usize = CA_BUNDLE_MAX - 8 * 1024;
-
-impl Given<'_> {
-    pub(super) fn egress(&self) -> Result<EgressSettings, ConfigError> {
-        let default = EgressSettings::default();
-        let limits = default.limits;
-        let number = |key, min, default| {
-            let given = self.parse(key, |text| integer(text, min, LIMIT_MAX))?;
-            Ok(given.unwrap_or(default))
-        };
-        Ok(EgressSettings {
-            enabled: self.parse(keys::EGRESS_ENABLED, boolean)?.unwrap_or(default.enabled),
-            default_allow: self
-                .parse(keys::EGRESS_DEFAULT, is_allow)?
-                .unwrap_or(default.default_allow),
-            allow_private: self.parse(keys::EGRESS_ALLOW_PRIVATE, cidrs)?.unwrap_or_default(),
-            deny: self.parse(keys::EGRESS_DENY, cidrs)?.unwrap_or_default(),
-            resolvers: self.parse(keys::EGRESS_RESOLVERS, resolvers)?.unwrap_or_default(),
-            hosts: self.parse(keys::EGRESS_HOSTS, hosts)?.unwrap_or_default(),
-            limits: EgressLimits {
-                connections: number(keys::EGRESS_CONNECTIONS, 1, limits.connections)?,
-                connections_per_s: number(keys::EGRESS_CONNECTIONS_PER_S, 1, limits.connections_per_s)?,
-                dns_queries_per_s: number(keys::EGRESS_DNS_QUERIES_PER_S, 1, limits.dns_queries_per_s)?,
-                bandwidth_mbit: number(keys::EGRESS_BANDWIDTH_MBIT, 0, limits.bandwidth_mbit)?,
-                udp_flows: number(keys::EGRESS_UDP_FLOWS, 0, limits.udp_flows)?,
-                intercepted: number(keys::EGRESS_INTERCEPTED, 0, limits.intercepted)?,
-                requests_per_s: number(keys::EGRESS_REQUESTS_PER_S, 1, limits.requests_per_s)?,
-            },
-            mask_bytes: self
-                .parse(keys::EGRESS_MASK_KB, |text| integer(text, 0, LIMIT_MAX))?
-                .map_or(default.mask_bytes, |kb| u64::from(kb) << 10),
-            // Read at the start: see `upstream_roots`.
-            upstream_roots: default.upstream_roots,
-            // As well: see `authorities`.
-            authorities: default.authorities,
-        })
-    }
-}
 
 /// The certificates of the operator's file, of which each must be one.
 ///
@@ -128,12 +88,12 @@ pub(super) fn is_allow(text: &str) -> Result<bool, String> {
     }
 }
 
-fn cidrs(text: &str) -> Result<Vec<Cidr>, String> {
+pub(super) fn cidrs(text: &str) -> Result<Vec<Cidr>, String> {
     let network = |part: &str| part.trim().parse::<Cidr>().map_err(|error| error.to_string());
     text.split(',').map(network).collect()
 }
 
-fn resolvers(text: &str) -> Result<Vec<SocketAddr>, String> {
+pub(super) fn resolvers(text: &str) -> Result<Vec<SocketAddr>, String> {
     let server = |part: &str| {
         let part = part.trim();
         let address = part.parse::<IpAddr>().map(|address| SocketAddr::new(address, DNS_PORT));
@@ -148,7 +108,7 @@ fn resolvers(text: &str) -> Result<Vec<SocketAddr>, String> {
     text.split(',').map(server).collect()
 }
 
-fn hosts(text: &str) -> Result<BTreeMap<String, Vec<IpAddr>>, String> {
+pub(super) fn hosts(text: &str) -> Result<BTreeMap<String, Vec<IpAddr>>, String> {
     let mut hosts: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
     for entry in text.split(',').filter(|_| !text.is_empty()) {
         let (name, address) = entry

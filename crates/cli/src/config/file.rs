@@ -6,6 +6,7 @@ use std::path::Path;
 use super::error::{ConfigError, Source};
 use super::keys::{self, Key, Kind};
 use super::suggest::{similar, unquoted};
+use super::teams::PER_TEAM;
 
 /// The values of one table of the file and the tables in it, flattened: `[sandbox] pids` is `sandbox.pids`.
 pub(super) type Values = BTreeMap<&'static str, String>;
@@ -65,7 +66,7 @@ impl File {
                 return Err(file.unknown(at));
             };
             let mut values = Values::new();
-            file.flatten(keys::PER_TEAM, &format!("{at}."), "", &own, &mut values)?;
+            file.flatten(PER_TEAM, &format!("{at}."), "", &own, &mut values)?;
             file.teams.insert(team, values);
         }
         let mut values = Values::new();

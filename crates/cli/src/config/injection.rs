@@ -1,13 +1,12 @@
-//! The master key, and settings of injection rules.
+//! The master key, and the providers of injection rules.
 
 use model::injection::provider::{OwnProvider, Providers};
 use model::secret::Secret;
-use server::settings::SigningSettings;
 
 use super::error::{ConfigError, Source};
 use super::keys;
 use super::sources::Given;
-use super::values::{boolean, file};
+use super::values::file;
 use crate::master_key::{self, KeySource, MASTER_ENV};
 
 impl Given<'_> {
@@ -56,43 +55,5 @@ impl Given<'_> {
             providers.add(&own).map_err(|error| invalid(error.to_string()))?;
         }
         Ok(providers)
-    }
-
-    /// Signed requests.
-    pub(super) fn signing(&self) -> Result<SigningSettings, ConfigError> {
-        let default = SigningSettings::default();
-        Ok(SigningSettings {
-            schemes: self.parse(keys::SIGNING_SCHEMES, schemes)?.unwrap_or(default.schemes),
-            require_date: self.parse(keys::SIGNING_REQUIRE_DATE, boolean)?.unwrap_or(false),
-            required_for_rules: self.parse(keys::SIGNING_REQUIRED_FOR_RULES, boolean)?.unwrap_or(false),
-        })
-    }
-}
-
-fn schemes(text: &str) -> Result<Vec<String>, String> {
-    let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
-    let is_word = |word: &String| {
-        (1..=32).contains(&word.len())
-            && word.bytes().all(|byte| byte.is_ascii_alphanumeric())
-            && !["bearer", "basic"].contains(&word.to_ascii_lowercase().as_str())
-    };
-    if words.iter().all(is_word) {
-        return Ok(words);
-    }
-    Err(format!(
-        "{text:?} is invalid: must be comma-separated words of letters and digits, other than Bearer and Basic"
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::schemes;
-
-    #[test]
-    fn scheme_words() {
-        assert_eq!(schemes("Qiniu, Own1").unwrap(), ["Qiniu", "Own1"]);
-        for bad in ["", "a,", "a b", "Bearer", "basic", "a-b", &"a".repeat(33)] {
-            assert!(schemes(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -1,9 +1,23 @@
-//! The table of configuration keys: names, types, defaults and meanings.
+//! The table of configuration keys: names, types, defaults, meanings, and the field that each key sets.
 //!
-//! Help texts, the reference, environment variables and the check of the configuration file are all derived from this
-//! table, so a key cannot be undocumented or spelt differently in two places.
+//! Help texts, the reference, environment variables, the check of the configuration file and the configuration itself are
+//! all derived from this table, so a key cannot be undocumented or spelt differently in two places. Defaults are those of
+//! the settings of the crate that uses a value; a test compares them with the table.
 
-use std::fmt::Write as _;
+use model::resources::OPEN_FILES_MAX;
+use server::settings::RepositorySettings;
+
+use super::resolved::Config;
+use super::values::{
+    boolean, count, directory, disk_reserve, domain, file, kib, limit, listen, log_format, log_level, mib, networks,
+    number, pause_answer, schemes, some,
+};
+use super::{builds, egress, mcp};
+
+/// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
+const OPEN_FILES_MIN: u32 = 64;
+/// The upper limit of a number that has none of its own.
+pub(super) const MAX: u32 = u32::MAX;
 
 /// The type of a key. A configuration file must use the same type, so that `launchers = "two"` is an error of the file
 /// and not of the code that uses the value.
@@ -44,7 +58,12 @@ pub(crate) struct Key {
     pub(crate) default: &'static str,
     /// The meaning, in one sentence or two.
     pub(crate) meaning: &'static str,
+    /// How its value is read, and which field of the configuration it becomes; none where that depends on other keys.
+    pub(crate) set: Option<Set<Config>>,
 }
+
+/// Reads the value of a key, and sets what it means. Errors say what is expected.
+pub(crate) type Set<T> = fn(&mut T, &str) -> Result<(), String>;
 
 impl Key {
     /// The environment variable that sets it.
@@ -53,14 +72,28 @@ impl Key {
     }
 }
 
+macro_rules! set {
+    () => { None };
+    ($($field:ident).+ = $read:expr) => {
+        Some(|to, text| {
+            to.$($field).+ = ($read)(text)?;
+            Ok(())
+        })
+    };
+}
+
 macro_rules! keys {
-    ($($constant:ident = { $name:literal, $flag:expr, $kind:ident, $default:literal, $meaning:literal $(,)? }),+ $(,)?) => {
+    ($($constant:ident = {
+        $name:literal, $flag:expr, $kind:ident, $default:literal,
+        $meaning:literal $(, $($field:ident).+ = $read:expr)? $(,)?
+    }),+ $(,)?) => {
         $(pub(crate) const $constant: &Key = &Key {
             name: $name,
             flag: $flag,
             kind: Kind::$kind,
             default: $default,
             meaning: $meaning,
+            set: set!($($($field).+ = $read)?),
         };)+
 
         /// Every key, in the order in which the reference shows them.
@@ -72,19 +105,23 @@ keys! {
     DATA_DIR = {
         "data_dir", Some("--data-dir"), Text, "/var/lib/ringfence",
         "Data directory: database, keys, sandboxes. Created with mode 0700 if it does not exist.",
+        data_dir = directory,
     },
     LISTEN = {
         "listen", Some("--listen"), Text, "127.0.0.1:3000",
         "Address and port of the API and of sandbox traffic. Port 0 selects a free port.",
+        listen = listen,
     },
     METRICS_LISTEN = {
         "metrics_listen", Some("--metrics-listen"), Text, "none",
         "Address and port on which metrics for Prometheus are served, without authentication.",
+        metrics_listen = some(listen),
     },
     DOMAIN = {
         "domain", Some("--domain"), Text, "sandbox.localhost:<port of listen>",
         "Domain of sandboxes, whose host names are <port>-<id>.<domain>. Must include the port that clients connect \
          to, unless it is the default port of the scheme.",
+        domain = some(domain),
     },
     TLS = {
         "tls", Some("--tls"), Boolean, "false, or true with tls_cert or acme.directory",
@@ -138,91 +175,112 @@ keys! {
         "server.connections", None, Integer, "8192",
         "Maximum number of client connections, capped at a quarter of the platform's limit on open files. At the \
          limit, the connection that has been idle longest is closed.",
+        connections.total = count(16, 1 << 20),
     },
     SERVER_CONNECTIONS_PER_PEER = {
         "server.connections_per_peer", None, Integer, "1024",
         "Maximum number of connections from one IPv4 address or one IPv6 /64. Does not apply to loopback and \
          server.shared_peers.",
+        connections.per_peer = count(16, 1 << 20),
     },
     SERVER_CONNECTIONS_PER_SANDBOX = {
         "server.connections_per_sandbox", None, Integer, "2048",
         "Maximum number of concurrent requests and streams to one sandbox. Further ones are answered 429.",
+        connections.per_sandbox = count(16, 1 << 20),
     },
     SERVER_SHARED_PEERS = {
         "server.shared_peers", None, Text, "none",
         "Comma-separated addresses and networks shared by many clients, such as reverse proxies and NAT gateways. \
          Limits per peer do not apply to them.",
+        connections.shared_peers = networks,
     },
     MCP_PATH = {
         "mcp.path", None, Text, "/mcp",
         "Path of the documentation endpoint for agents (MCP). Must end with /mcp.",
+        mcp.path = mcp::path,
     },
     MCP_SUFFIX = {
         "mcp.suffix", None, Text, "svc",
         "Suffix of the names of its tools, such as search_docs_svc: 1 to 32 letters, digits, - and _.",
+        mcp.suffix = mcp::suffix,
     },
     REPOSITORIES_CLONE_TIMEOUT_S = {
         "repositories.clone_timeout_s", None, Integer, "45",
         "Maximum time that a create request waits for its repositories, in seconds, from 1 to 50.",
+        repositories.clone_timeout_s = number(1, RepositorySettings::CLONE_TIMEOUT_MAX_S),
     },
     REPOSITORIES_SOFT_AGE_S = {
         "repositories.soft_age_s", None, Integer, "300",
         "Age from which the copy of a repository that lacks something is replaced, in seconds.",
+        repositories.soft_age_s = number(0, MAX),
     },
     REPOSITORIES_HARD_AGE_S = {
         "repositories.hard_age_s", None, Integer, "86400",
         "Age from which the copy of a repository is not used any more, in seconds.",
+        repositories.hard_age_s = number(0, MAX),
     },
     REPOSITORIES_COPY_MB = {
         "repositories.copy_mb", None, Integer, "512",
         "Maximum size of the copy of one repository, in MiB.",
+        repositories.bundle_bytes = mib(0),
     },
     REPOSITORIES_TEAM_MB = {
         "repositories.team_mb", None, Integer, "2048",
         "Maximum size of the copies of the repositories of one team, in MiB.",
+        repositories.team_bytes = mib(0),
     },
     REPOSITORIES_TOTAL_MB = {
         "repositories.total_mb", None, Integer, "8192",
         "Maximum size of the copies of all repositories, in MiB; 0 keeps none.",
+        repositories.total_bytes = mib(0),
     },
     BUILDS_CONCURRENT = {
         "builds.concurrent", None, Integer, "2",
         "How many builds of templates run at the same time, at least 1. Others wait for their turn.",
+        builds.concurrent = number(1, MAX),
     },
     BUILDS_FILE_MB = {
         "builds.file_mb", None, Integer, "2048",
         "Maximum size of the files that one step of a build copies, as they are uploaded, in MiB.",
+        builds.file_bytes = mib(0),
     },
     BUILDS_TEAM_FILES_MB = {
         "builds.team_files_mb", None, Integer, "20480",
         "Maximum size of all uploaded files of a team, in MiB.",
+        builds.team_files_bytes = mib(0),
     },
     BUILDS_FILE_AGE_S = {
         "builds.file_age_s", None, Integer, "604800",
         "How long uploaded files are kept after their last use, in seconds, at least 60.",
+        builds.file_age_s = number(60, MAX),
     },
     BUILDS_CACHE_AGE_S = {
         "builds.cache_age_s", None, Integer, "604800",
         "How long the result of a step is kept for later builds after its last use, in seconds, at least 60.",
+        builds.cache_age_s = number(60, MAX),
     },
     BUILDS_CACHE_MB = {
         "builds.cache_mb", None, Integer, "20480",
         "Approximate maximum size of all results of steps that are kept for later builds, in MiB. What templates \
          consist of is not limited by this.",
+        builds.cache_bytes = mib(0),
     },
     BUILDS_REGISTRY_MIRRORS = {
         "builds.registry_mirrors", None, Text, "none",
         "Comma-separated registries from which images are fetched instead of others, such as \
          `docker.io=mirror.example:5000`.",
+        builds.registry_mirrors = builds::mirrors,
     },
     BUILDS_INSECURE_REGISTRIES = {
         "builds.insecure_registries", None, Text, "none",
         "Comma-separated registries, host or host:port, that are reached without TLS.",
+        builds.insecure_registries = builds::hosts,
     },
     BUILDS_REGISTRY_CA_FILES = {
         "builds.registry_ca_files", None, Text, "none",
         "Comma-separated files with certificates of issuers, in PEM, that a registry may have besides those of the \
          system, such as `registry.example:5000=/etc/ssl/registry.pem`.",
+        registry_ca_files = builds::ca_files,
     },
     BLOBS_STORE = {
         "blobs.store", None, Text, "local",
@@ -279,22 +337,27 @@ keys! {
         "signing.schemes", None, Text, "Ringfence,Qiniu,Sufy",
         "Comma-separated words of the header Authorization that announce a signed request, such as Qiniu in \
          `Authorization: Qiniu <access key>:<signature>`.",
+        signing.schemes = schemes,
     },
     SIGNING_REQUIRE_DATE = {
         "signing.require_date", None, Boolean, "false",
         "Whether a signature must cover a date. Without one, whoever sees a signed request can send it again.",
+        signing.require_date = boolean,
     },
     SIGNING_REQUIRED_FOR_RULES = {
         "signing.required_for_rules", None, Boolean, "false",
         "Whether operations on injection rules must be signed with an access key; an API key is not enough then.",
+        signing.required_for_rules = boolean,
     },
     LOG_FORMAT = {
         "log_format", Some("--log-format"), Text, "text",
         "Log format on stderr: text, or json with one object per line.",
+        log_format = log_format,
     },
     LOG_LEVEL = {
         "log_level", Some("--log-level"), Text, "info for up, warn for the other commands",
         "Log level: error, warn, info, debug or trace, or directives such as info,node=debug.",
+        log_level = some(log_level),
     },
     DATABASE_URL = {
         "database_url", None, Text, "sqlite:<data-dir>/ringfence.db",
@@ -310,82 +373,105 @@ keys! {
         "launchers", None, Integer, "one per core, at least 2",
         "Number of helper processes that start sandboxes in parallel, 1 to 64. Up to twice as many others restore those that \
          go on with their processes, where `pause.criu` is set; one team has half of these at a time.",
+        node.driver.launchers = count(1, 64),
     },
     BASE_TEMPLATE = {
         "base_template", None, Boolean, "true",
         "Whether to offer the built-in template `base`. Its sandboxes can read the host's /usr.",
+        node.driver.base = boolean,
+    },
+    SANDBOX_ISOLATION = {
+        "sandbox.isolation", None, Text, "container",
+        "How sandboxes are isolated from each other and from the host: container is the only way so far.",
+        node.isolation = str::parse,
     },
     SANDBOX_CPU_COUNT = {
         "sandbox.cpu_count", None, Integer, "2",
         "CPU cores of a sandbox of `base`, 1 to 1024.",
+        resources.cpu_count = number(1, 1024),
     },
     SANDBOX_MEMORY_MB = {
         "sandbox.memory_mb", None, Integer, "1024",
         "Memory limit of a sandbox of `base`, in MiB, at least 64.",
+        resources.memory_mb = number(64, MAX),
     },
     SANDBOX_DISK_MB = {
         "sandbox.disk_mb", None, Integer, "10240",
         "Disk size of a sandbox of `base`, in MiB, at least 64.",
+        resources.disk_mb = number(64, MAX),
     },
     SANDBOX_DISK_RESERVE = {
         "sandbox.disk_reserve", None, Text, "none",
         "How much disk space is reserved when a sandbox starts: none (blocks are allocated when they are written) or \
          full (the whole disk is allocated).",
+        node.driver.reserve_disks = disk_reserve,
     },
     SANDBOX_PIDS = {
         "sandbox.pids", None, Integer, "512",
         "Maximum number of processes and threads of a sandbox, at least 32.",
+        resources.pids = number(32, MAX),
     },
     SANDBOX_OPEN_FILES = {
         "sandbox.open_files", None, Integer, "1024",
         "How many files a process of a sandbox may have open unless it asks for more, 64 to 524288. Each may ask for 524288.",
+        node.driver.open_files = number(OPEN_FILES_MIN, OPEN_FILES_MAX),
     },
     SANDBOX_PROCESSES_PER_SECOND = {
         "sandbox.processes_per_second", None, Integer, "2000",
         "How many processes and threads a sandbox may create per second in the long run, before its processor time is \
          limited for some time; 0 limits none. All sandboxes together may create as many for every core.",
+        node.process_rate = limit(1_000_000),
     },
     PAUSE_RETENTION_S = {
         "pause.retention_s", None, Integer, "0",
         "How long a sandbox may be paused, in seconds; then it is ended, with all that is kept of it. 0 is no limit.",
+        pause.retention_s = limit(MAX),
     },
     PAUSE_CRIU = {
         "pause.criu", None, Text, "none",
         "Path of CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk, and copies those of sandboxes that are \
          forked. Without it they stay in memory, and forks are refused.",
+        node.driver.criu = some(file),
     },
     PAUSE_ANSWER = {
         "pause.answer", None, Text, "durable",
         "When a pause is answered that writes processes to disk: durable (when what is kept survives a power cut) or frozen \
          (when the processes are stopped; they are written afterwards).",
+        pause.answer = pause_answer,
     },
     PAUSE_PAGE_OUT = {
         "pause.page_out", None, Boolean, "true",
         "Whether the memory of sandboxes that are paused in memory is moved to the swap of the host, if it has some.",
+        node.driver.page_out = boolean,
     },
     PAUSE_AT_SHUTDOWN = {
         "pause.at_shutdown", None, Boolean, "false",
         "Whether sandboxes are kept on disk when the platform is stopped: running ones are paused, with their processes \
          if `pause.criu` is set, and otherwise with their files alone; so are those that are paused in memory. Otherwise \
          all stay as they are until the host stops.",
+        pause.at_shutdown = boolean,
     },
     POOL_BASE = {
         "pool.base", None, Integer, "0",
         "How many sandboxes of `base` are started in advance and kept ready.",
+        pool.base = number(0, MAX),
     },
     POOL_PER_TEMPLATE = {
         "pool.per_template", None, Integer, "1",
         "How many sandboxes of each template with a start command are at least started in advance and kept ready, as long \
          as the template was used in the last 10 minutes. More are kept, up to 8, where several were asked for in the time \
          that one takes to become ready; 0 keeps none.",
+        pool.per_template = number(0, MAX),
     },
     POOL_TOTAL = {
         "pool.total", None, Integer, "16",
         "Maximum number of sandboxes that are kept ready; 0 switches the pool off.",
+        pool.total = number(0, MAX),
     },
     POOL_MEMORY_MB = {
         "pool.memory_mb", None, Integer, "2048",
         "Maximum memory that all sandboxes that are kept ready take together, in MiB.",
+        pool.memory_mb = number(0, MAX),
     },
     SANDBOX_MAX_LIFETIME_S = {
         "sandbox.max_lifetime_s", None, Integer, "86400",
@@ -395,6 +481,7 @@ keys! {
         "sandbox.always_secure", None, Boolean, "false",
         "Whether every agent requires its access token. By default, sandboxes created on the older create path without \
          `secure` accept requests without credentials, as that path specifies.",
+        always_secure = boolean,
     },
     LIMITS_SANDBOXES = {
         "limits.sandboxes", None, Integer, "0",
@@ -443,185 +530,146 @@ keys! {
     CAPACITY_MEMORY_FLOOR_MB = {
         "capacity.memory_floor_mb", None, Integer, "256",
         "Memory reserved for this host, in MiB: create requests that leave less are refused. 0 disables the check.",
+        capacity.memory_floor_mb = number(0, MAX),
     },
     CAPACITY_DISK_FLOOR_MB = {
         "capacity.disk_floor_mb", None, Integer, "1024",
         "Disk space reserved on the file system of the data directory, in MiB: create requests that leave less are \
          refused, and running sandboxes may not write new data. For running sandboxes at least 64 applies.",
+        capacity.disk_floor_mb = number(0, MAX),
     },
     CAPACITY_MAX_SANDBOXES = {
         "capacity.max_sandboxes", None, Integer, "0",
         "Maximum number of sandboxes of all teams; 0 is no maximum.",
+        capacity.max_sandboxes = limit(MAX),
     },
     LOGS_RETENTION_S = {
         "logs.retention_s", None, Integer, "604800",
         "Retention of the log of a sandbox after its end, in seconds.",
+        records.log_retention_s = number(0, MAX),
     },
     LOGS_MAX_ENTRIES = {
         "logs.max_entries", None, Integer, "10000",
         "Maximum number of entries in the log of a sandbox, at least 1. The oldest are deleted first.",
+        records.log_entries = number(1, MAX),
     },
     LOGS_MAX_KB = {
         "logs.max_kb", None, Integer, "4096",
         "Maximum size of the log of a sandbox, in KiB, at least 16. The oldest entries are deleted first.",
+        records.log_bytes = kib(16, MAX),
     },
     LOGS_MAX_TOTAL_MB = {
         "logs.max_total_mb", None, Integer, "1024",
         "Maximum size of all sandbox logs together, in MiB, at least 1. The logs of the sandboxes that ended first are \
          deleted first, then the oldest entries of the largest log.",
+        records.log_total_bytes = mib(1),
     },
     METRICS_MAX_TOTAL_MB = {
         "metrics.max_total_mb", None, Integer, "1024",
         "Maximum size of all metrics samples together, in MiB, at least 1. The oldest are deleted first.",
+        records.metric_total_bytes = mib(1),
     },
     METRICS_RETENTION_S = {
         "metrics.retention_s", None, Integer, "86400",
         "Retention of metrics samples, in seconds. 1,000 sandboxes write 140 to 425 MB a day.",
+        records.metric_retention_s = number(0, MAX),
     },
     EGRESS_ENABLED = {
         "egress.enabled", None, Boolean, "true",
         "Whether sandboxes can connect to anything outside.",
+        egress.enabled = boolean,
     },
     EGRESS_DEFAULT = {
         "egress.default", None, Text, "allow",
         "What applies to public addresses that the network settings of a sandbox do not mention: allow or deny.",
+        egress.default_allow = egress::is_allow,
     },
     EGRESS_ALLOW_PRIVATE = {
         "egress.allow_private", None, Text, "none",
         "Comma-separated networks that sandboxes may reach although they are not public.",
+        egress.allow_private = egress::cidrs,
     },
     EGRESS_DENY = {
         "egress.deny", None, Text, "none",
         "Comma-separated networks that no sandbox may reach, whatever else allows them.",
+        egress.deny = egress::cidrs,
     },
     EGRESS_RESOLVERS = {
         "egress.resolvers", None, Text, "those of the host",
         "Comma-separated DNS servers that answer the queries of sandboxes, as address or address:port.",
+        egress.resolvers = egress::resolvers,
     },
     EGRESS_HOSTS = {
         "egress.hosts", None, Hosts, "none",
         "Addresses of names inside sandboxes: a table in the file, elsewhere name=address,name=address.",
+        egress.hosts = egress::hosts,
     },
     EGRESS_CONNECTIONS = {
         "egress.connections", None, Integer, "1000",
         "Maximum number of open TCP connections from a sandbox, 1 to 1000000.",
+        egress.limits.connections = number(1, egress::LIMIT_MAX),
     },
     EGRESS_CONNECTIONS_PER_S = {
         "egress.connections_per_s", None, Integer, "100",
         "Maximum number of new TCP connections from a sandbox per second, 1 to 1000000, and four times as many in one \
          burst.",
+        egress.limits.connections_per_s = number(1, egress::LIMIT_MAX),
     },
     EGRESS_DNS_QUERIES_PER_S = {
         "egress.dns_queries_per_s", None, Integer, "100",
         "Maximum number of DNS queries of a sandbox per second that no cache answers, 1 to 1000000, and four times as many \
          in one burst. Further ones wait.",
+        egress.limits.dns_queries_per_s = number(1, egress::LIMIT_MAX),
     },
     EGRESS_BANDWIDTH_MBIT = {
         "egress.bandwidth_mbit", None, Integer, "0",
         "Maximum bandwidth of all connections from a sandbox, in each direction, in Mbit/s, at most 1000000; 0 is no \
          limit.",
+        egress.limits.bandwidth_mbit = number(0, egress::LIMIT_MAX),
     },
     EGRESS_UDP_FLOWS = {
         "egress.udp_flows", None, Integer, "256",
         "Maximum number of concurrent UDP flows from a sandbox, at most 1000000; 0 closes UDP except for the \
          resolver.",
+        egress.limits.udp_flows = number(0, egress::LIMIT_MAX),
     },
     EGRESS_INTERCEPTED = {
         "egress.intercepted", None, Integer, "256",
         "Maximum number of open connections from a sandbox that are intercepted for its injection rules, at most 1000000; \
          0 refuses connections to their hosts.",
+        egress.limits.intercepted = number(0, egress::LIMIT_MAX),
     },
     EGRESS_REQUESTS_PER_S = {
         "egress.requests_per_s", None, Integer, "1000",
         "Maximum number of requests from a sandbox per second on all intercepted connections, 1 to 1000000, and four times \
          as many in one burst. Further ones are answered with 429.",
+        egress.limits.requests_per_s = number(1, egress::LIMIT_MAX),
     },
     EGRESS_MASK_KB = {
         "egress.mask_kb", None, Integer, "4096",
         "How much of a response is searched for injected secrets, to hide them, in KiB; 0 for its headers only.",
+        egress.mask_bytes = kib(0, egress::LIMIT_MAX),
     },
     EGRESS_CA_FILE = {
         "egress.ca_file", None, Text, "none",
         "File with certificates of further issuers, in PEM, that servers of intercepted connections may have.",
+        egress_ca_file = some(file),
     },
     EGRESS_CA_FILES = {
         "egress.ca_files", None, Text, "none",
         "Comma-separated files with certificates of issuers, in PEM, that every sandbox trusts, with all that runs in it, \
          builds included, and that the gateway trusts for them.",
+        egress_ca_files = egress::files,
     },
     UNLIMITED = {
         "unlimited", None, Boolean, "false",
         "Start even if cgroups are not usable. Sandboxes then run without limits on CPU, memory and processes.",
+        node.driver.unlimited = boolean,
     },
 }
-
-/// Keys that can also be set per team: `limits.sandboxes` of the team `research` is `team.research.limits.sandboxes`.
-/// These have no flag and no environment variable.
-pub(crate) const PER_TEAM: &[&Key] = &[
-    SANDBOX_MAX_LIFETIME_S,
-    LIMITS_SANDBOXES,
-    LIMITS_CPU_COUNT,
-    LIMITS_MEMORY_MB,
-    LIMITS_CREATES_PER_MINUTE,
-    LIMITS_REQUESTS_PER_SECOND,
-    LIMITS_PAUSED_SANDBOXES,
-    LIMITS_PAUSED_DISK_MB,
-    LIMITS_BUILDS,
-    LIMITS_TEMPLATE_CPU_COUNT,
-    LIMITS_TEMPLATE_MEMORY_MB,
-    LIMITS_TEMPLATE_DISK_MB,
-    EGRESS_DEFAULT,
-];
 
 /// The table that contains one table per provider of injections.
 pub(crate) const PROVIDER: &str = "provider";
 
 /// The table that contains one table per team.
 pub(crate) const TEAM: &str = "team";
-
-/// The reference of all keys, shown at the end of the help text.
-pub(crate) fn reference() -> String {
-    let mut text = String::from(
-        "Keys of the configuration file (TOML; a dot separates table and key) and their environment variables.\n\
-         Precedence: flag, environment, file, default.\n",
-    );
-    for key in ALL {
-        let _ = write!(
-            text,
-            "\n  {} [env: {}] [default: {}]\n",
-            key.name,
-            key.env(),
-            key.default
-        );
-        for line in wrap(key.meaning, 100) {
-            let _ = writeln!(text, "      {line}");
-        }
-    }
-    text.push_str("\nKeys that can be set per team, in the file only, as team.<name>.<key>:\n");
-    for key in PER_TEAM {
-        let _ = writeln!(text, "  {}", key.name);
-    }
-    text.push_str(
-        "\nProviders of injections, in the file only: a table provider.<type> with host, header and value, which ends \
-         with {key}.\n",
-    );
-    text.push_str("\nExit codes: 0 success, 1 failure, 2 usage or configuration error.");
-    text
-}
-
-/// Breaks a text at spaces into lines of at most `width` characters.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let line = lines.last_mut().expect("there is always a first line");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(word.to_owned());
-        } else {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines
-}

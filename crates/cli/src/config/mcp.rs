@@ -1,28 +1,12 @@
-//! Settings of the documentation endpoint.
-
-use server::settings::McpSettings;
-
-use super::error::ConfigError;
-use super::keys;
-use super::sources::Given;
+//! Values of the keys of the documentation endpoint.
 
 /// Longest path, in bytes.
 const PATH_MAX: usize = 256;
 /// Longest suffix of tool names: clients accept names of 64 characters.
 const SUFFIX_MAX: usize = 32;
 
-impl Given<'_> {
-    pub(super) fn mcp(&self) -> Result<McpSettings, ConfigError> {
-        let default = McpSettings::default();
-        Ok(McpSettings {
-            path: self.parse(keys::MCP_PATH, path)?.unwrap_or(default.path),
-            suffix: self.parse(keys::MCP_SUFFIX, suffix)?.unwrap_or(default.suffix),
-        })
-    }
-}
-
 /// A path of the API has no such end, so they cannot collide.
-fn path(text: &str) -> Result<String, String> {
+pub(super) fn path(text: &str) -> Result<String, String> {
     let is_plain = |segment: &str| {
         let mut bytes = segment.bytes();
         !segment.is_empty()
@@ -39,7 +23,7 @@ fn path(text: &str) -> Result<String, String> {
     ))
 }
 
-fn suffix(text: &str) -> Result<String, String> {
+pub(super) fn suffix(text: &str) -> Result<String, String> {
     let mut bytes = text.bytes();
     if (1..=SUFFIX_MAX).contains(&text.len()) && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
     {

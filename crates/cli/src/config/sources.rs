@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::error::{ConfigError, Source};
 use super::file::File;
-use super::keys::Key;
+use super::keys::{Key, Set};
 
 /// The environment, as far as it may configure anything: `RINGFENCE_*` and the two variables that `bench` reads.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
@@ -61,7 +61,7 @@ impl Given<'_> {
     pub(super) fn parse<T>(
         &self,
         key: &'static Key,
-        parse: impl Fn(&str) -> Result<T, String>,
+        parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Result<Option<T>, ConfigError> {
         let Some((text, source_of)) = self.source(key) else {
             return Ok(None);
@@ -71,5 +71,10 @@ impl Given<'_> {
             why,
             source_of,
         })
+    }
+
+    /// Sets what a key means, if it is given.
+    pub(super) fn set<T>(&self, key: &'static Key, set: Set<T>, to: &mut T) -> Result<(), ConfigError> {
+        self.parse(key, |text| set(to, text)).map(drop)
     }
 }

@@ -3,11 +3,12 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use server::settings::PauseAnswer;
+use proxy::egress::EgressSettings;
+use server::settings::{BUCKET_MAX, PauseAnswer, TeamLimits};
 
-use super::keys::Kind;
+use super::keys::{Key, Kind};
 use super::*;
-use crate::tls::Files;
+use crate::tls::{Files, Https};
 
 /// Config from flags, variables and a file.
 fn resolve(flags: &[(&'static Key, &str)], env: &[(&str, &str)], file: Option<&str>) -> Result<Config, ConfigError> {
@@ -32,14 +33,14 @@ fn defaults_are_what_the_table_says() {
     assert_eq!(config.domain_at(3000), "sandbox.localhost:3000");
     assert_eq!(config.database_url.expose(), "sqlite:/var/lib/ringfence/ringfence.db");
     assert!(config.has_own_database());
-    assert_eq!(config.base_template.to_string(), keys::BASE_TEMPLATE.default);
-    assert_eq!(config.unlimited.to_string(), keys::UNLIMITED.default);
+    assert_eq!(config.node.driver.base.to_string(), keys::BASE_TEMPLATE.default);
+    assert_eq!(config.node.driver.unlimited.to_string(), keys::UNLIMITED.default);
     assert_eq!(config.pause.at_shutdown.to_string(), keys::PAUSE_AT_SHUTDOWN.default);
     assert_eq!(
         (config.pause.answer, keys::PAUSE_ANSWER.default),
         (PauseAnswer::Durable, "durable")
     );
-    assert_eq!(config.page_out.to_string(), keys::PAUSE_PAGE_OUT.default);
+    assert_eq!(config.node.driver.page_out.to_string(), keys::PAUSE_PAGE_OUT.default);
     assert!(config.limits.teams.is_empty());
     let limits = config.limits.default;
     assert_eq!(limits.max_lifetime_s.to_string(), keys::SANDBOX_MAX_LIFETIME_S.default);
@@ -116,6 +117,30 @@ fn defaults_are_what_the_table_says() {
     ] {
         assert_eq!(value.to_string(), key.default, "{}", key.name);
     }
+}
+
+#[test]
+fn a_default_of_the_table_is_that_of_the_field_that_it_sets() {
+    for key in keys::ALL
+        .iter()
+        .filter(|key| matches!(key.kind, Kind::Integer | Kind::Boolean))
+    {
+        let default = resolve(&[], &[], None).unwrap();
+        // Some defaults are a description.
+        if let Ok(set) = resolve(&[(key, key.default)], &[], None) {
+            assert_eq!(format!("{set:?}"), format!("{default:?}"), "{}", key.name);
+        }
+    }
+}
+
+#[test]
+fn an_unknown_isolation_is_refused_with_what_there_is() {
+    let error = resolve(&[(keys::SANDBOX_ISOLATION, "microvm")], &[], None).unwrap_err();
+    let shown = error.to_string();
+    assert!(
+        shown.contains("sandbox.isolation") && shown.contains("must be container"),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -556,7 +581,7 @@ fn domains_are_used_as_written() {
 
 #[test]
 fn the_reference_names_every_key() {
-    let reference = keys::reference();
+    let reference = reference::reference();
     for key in keys::ALL {
         assert!(
             reference.contains(key.name) && reference.contains(&key.env()),

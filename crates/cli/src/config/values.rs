@@ -106,6 +106,36 @@ pub(super) fn log_level(text: &str) -> Result<String, String> {
         .map_err(|error| error.to_string())
 }
 
+/// Reads a value that has no default.
+pub(super) fn some<T>(read: impl Fn(&str) -> Result<T, String>) -> impl Fn(&str) -> Result<Option<T>, String> {
+    move |text| read(text).map(Some)
+}
+
+/// Reads a number in these bounds.
+pub(super) fn number(min: u32, max: u32) -> impl Fn(&str) -> Result<u32, String> {
+    move |text| integer(text, min, max)
+}
+
+/// Reads how many there may be of something.
+pub(super) fn count(min: u32, max: u32) -> impl Fn(&str) -> Result<usize, String> {
+    move |text| integer(text, min, max).map(|count| count as usize)
+}
+
+/// Reads a size in KiB, as bytes.
+pub(super) fn kib(min: u32, max: u32) -> impl Fn(&str) -> Result<u64, String> {
+    move |text| integer(text, min, max).map(|size| u64::from(size) << 10)
+}
+
+/// Reads a size in MiB, as bytes.
+pub(super) fn mib(min: u32) -> impl Fn(&str) -> Result<u64, String> {
+    move |text| integer(text, min, u32::MAX).map(|size| u64::from(size) << 20)
+}
+
+/// Reads a limit; 0 is none.
+pub(super) fn limit(max: u32) -> impl Fn(&str) -> Result<Option<u32>, String> {
+    move |text| integer(text, 0, max).map(|number| (number > 0).then_some(number))
+}
+
 pub(super) fn integer(text: &str, min: u32, max: u32) -> Result<u32, String> {
     let number: i64 = text.trim().parse().map_err(|_| format!("{text:?} is not an integer"))?;
     match u32::try_from(number) {
@@ -113,11 +143,6 @@ pub(super) fn integer(text: &str, min: u32, max: u32) -> Result<u32, String> {
         _ if max == u32::MAX => Err(format!("{number} is too small: must be at least {min}")),
         _ => Err(format!("{number} is out of range: must be between {min} and {max}")),
     }
-}
-
-/// A limit; 0 is none.
-pub(super) fn limit(text: &str, max: u32) -> Result<Option<u32>, String> {
-    integer(text, 0, max).map(|number| (number > 0).then_some(number))
 }
 
 pub(super) fn networks(text: &str) -> Result<Vec<Network>, String> {
@@ -131,5 +156,34 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
         "true" | "1" | "yes" | "on" => Ok(true),
         "false" | "0" | "no" | "off" => Ok(false),
         _ => Err(format!("{text:?} is invalid: must be true or false")),
+    }
+}
+
+/// The words that announce a signed request.
+pub(super) fn schemes(text: &str) -> Result<Vec<String>, String> {
+    let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
+    let is_word = |word: &String| {
+        (1..=32).contains(&word.len())
+            && word.bytes().all(|byte| byte.is_ascii_alphanumeric())
+            && !["bearer", "basic"].contains(&word.to_ascii_lowercase().as_str())
+    };
+    if words.iter().all(is_word) {
+        return Ok(words);
+    }
+    Err(format!(
+        "{text:?} is invalid: must be comma-separated words of letters and digits, other than Bearer and Basic"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::schemes;
+
+    #[test]
+    fn scheme_words() {
+        assert_eq!(schemes("Qiniu, Own1").unwrap(), ["Qiniu", "Own1"]);
+        for bad in ["", "a,", "a b", "Bearer", "basic", "a-b", &"a".repeat(33)] {
+            assert!(schemes(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -63,7 +63,7 @@ fn write_all(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>)
         let (shared, sandbox) = (Arc::clone(shared), Arc::clone(sandbox));
         let (id, disk) = (id.clone(), disk.clone());
         move || {
-            shared.driver.keep(&id, &disk)?;
+            shared.driver.storage().keep(&id, &disk)?;
             // Most of what it has to write, while it still runs.
             sandbox.sync()
         }
@@ -152,7 +152,7 @@ impl Space {
             shared: Arc::clone(shared),
             bytes,
         };
-        let available = shared.driver.disk_available()?.saturating_sub(shared.keep_free_bytes());
+        let available = shared.driver.storage().disk_available()?.saturating_sub(shared.keep_free_bytes());
         Ok((
             (all <= available).then_some(space),
             available.saturating_sub(all - bytes),

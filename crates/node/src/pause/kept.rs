@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use model::id::{DiskId, SandboxId};
 use parking_lot::Mutex;
-use runtime::driver::Driver;
+use runtime::storage::Storage;
 
 use crate::handle::SandboxHandle;
 
@@ -65,7 +65,7 @@ impl KeptSandboxes {
 }
 
 /// Removes a disk, and the note that it is kept.
-pub(crate) fn remove_disk(driver: &dyn Driver, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-    driver.forget(id, disk)?;
-    driver.remove_disk(disk)
+pub(crate) fn remove_disk(storage: &Storage, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+    storage.forget(id, disk)?;
+    storage.remove_disk(disk)
 }

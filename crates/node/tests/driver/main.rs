@@ -18,6 +18,7 @@ use model::resources::Resources;
 use node::Node;
 use protocol::agent::Init;
 use protocol::node::{DialError, Image, NodeApi, NodeError, NodeEvent, NodeEvents, StartSandbox, Wanted, WantedState};
+use runtime::driver::{Driver as _, Unsupported};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::process::{BROKEN, Processes, SANDBOXES_MAX};
@@ -134,6 +135,18 @@ async fn node_needs_only_the_driver_traits(dir: &Path) {
     assert_eq!(first.node.dial(two, PORT).await.unwrap_err(), DialError::Gone);
     assert_eq!(first.node.samples().await.unwrap(), []);
     assert_eq!(first.node.capacity().await.unwrap().disk_available_bytes, 2);
+
+    // What an isolation lacks, it says.
+    let running = first.driver.find().unwrap().remove(0).alive.unwrap();
+    for error in [
+        running.freeze().unwrap_err(),
+        running.usage().unwrap_err(),
+        running.sync().unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+        assert!(error.get_ref().unwrap().is::<Unsupported>(), "{error}");
+    }
+    drop(running);
 
     // A rejected start does not affect existing sandboxes, and a failed one leaves nothing.
     let broken = BROKEN.parse().unwrap();

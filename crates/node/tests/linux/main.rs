@@ -36,7 +36,7 @@ use protocol::node::{
     StartSandbox, Wanted, WantedState,
 };
 use protocol::process::{ProcessConfig, StartRequest};
-use proxy::egress::EgressSettings;
+use runtime::settings::DriverSettings;
 use rustix::process::{Pid, Signal};
 use testkit::privileged::{self, Subcommand, passes};
 
@@ -167,19 +167,14 @@ struct Host {
 
 async fn open(data_dir: &Path) -> Host {
     let settings = NodeSettings {
-        data_dir: data_dir.to_owned(),
-        launchers: 1,
-        unlimited: false,
-        disks_mb: vec![RESOURCES.disk_mb],
-        reserve_disks: false,
-        open_files: 1024,
-        base: true,
-        criu: Some(images::criu()),
-        page_out: true,
-        disk_floor_mb: 0,
+        driver: DriverSettings {
+            launchers: 1,
+            disks_mb: vec![RESOURCES.disk_mb],
+            criu: Some(images::criu()),
+            ..DriverSettings::new(data_dir.to_owned())
+        },
         process_rate: None,
-        egress: EgressSettings::default(),
-        traffic: None,
+        ..NodeSettings::new(data_dir.to_owned())
     };
     let node = Node::start(settings).await.unwrap();
     let mut events = node.subscribe().await.unwrap();

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use super::running::Running;
 use super::state::ContainerDriver;
 use crate::cgroup::Freezer;
-use crate::driver::{CommitError, CopyRequest, Sandbox as _};
+use crate::disk;
+use crate::driver::Sandbox as _;
 use crate::process::has_ended;
-use crate::{disk, usage};
+use crate::stored::{CommitError, CopyRequest};
 
 /// How long processes may take to be stopped. One that waits for the disk is stopped when that has answered.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,11 +47,11 @@ impl ContainerDriver {
         if !self.capabilities.freeze {
             return Err(io::Error::from(io::ErrorKind::Unsupported).into());
         }
-        let rootfs = self.layers.rootfs_of(&sandbox.name.disk)?;
-        self.layers.use_for(&request.to, &rootfs)?;
+        let rootfs = self.storage.layers.rootfs_of(&sandbox.name.disk)?;
+        self.storage.layers.use_for(&request.to, &rootfs)?;
         let copied = self.copy_at_rest(sandbox, request, is_cancelled);
         if copied.is_err()
-            && let Err(error) = crate::driver::Driver::remove_disk(self, &request.to)
+            && let Err(error) = self.storage.remove_disk(&request.to)
         {
             tracing::warn!("remove an incomplete copy of a disk: {error}");
         }
@@ -63,11 +64,11 @@ impl ContainerDriver {
         request: &CopyRequest,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<Duration, CommitError> {
-        let (from, to) = (self.image(&sandbox.name.disk), self.image(&request.to));
+        let (from, to) = (self.storage.image(&sandbox.name.disk), self.storage.image(&request.to));
         // Most of what has to be written, while it still runs.
         sandbox.sync()?;
         let has_space = |bytes: u64| {
-            let free = usage::disk_available(&self.data_dir)?;
+            let free = self.storage.disk_available()?;
             match free >= request.keep_free_bytes.saturating_add(bytes) {
                 true => Ok(()),
                 false => Err(CommitError::Full(

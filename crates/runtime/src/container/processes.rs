@@ -27,6 +27,10 @@ pub(super) const DUMP_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// Maximum size of an open file without a name in an image of processes, in bytes.
 const DELETED_FILES: u64 = 1 << 30;
 
+/// Why no image of processes can be restored where there is no CRIU, for the client.
+pub(super) const NO_CRIU: &str =
+    "its processes were written by CRIU, which the host does not have, or only too old a version of it";
+
 /// How long CRIU may take to probe the kernel.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -35,7 +39,7 @@ const FACTS_TIMEOUT: Duration = Duration::from_secs(15);
 /// # Errors
 /// When what an earlier platform found cannot be removed, or no thread can be created.
 pub(super) fn find_facts(driver: &Arc<ContainerDriver>) -> io::Result<()> {
-    let file = driver.data_dir.join(facts::FILE);
+    let file = driver.storage.data_dir.join(facts::FILE);
     // The host may have another kernel since.
     match std::fs::remove_file(&file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -54,7 +58,8 @@ pub(super) fn find_facts(driver: &Arc<ContainerDriver>) -> io::Result<()> {
             let deadline = Instant::now() + FACTS_TIMEOUT;
             let found = driver
                 .launchers
-                .request_once(Work::Facts, (&request, &[]), deadline, &|| false);
+                .helpers()
+                .request_once(Work::Facts, request.alone(), deadline, &|| false);
             let why = match found {
                 Ok(Reply::Failed(why)) => why,
                 Ok(_) => return,
@@ -93,11 +98,11 @@ impl ContainerDriver {
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         of.until_ended(cancel)?;
-        self.kept.forget_image(id, disk)?;
+        self.storage.kept.forget_image(id, disk)?;
         let stays = self.tree.freezer(&of.name)?.is_frozen()?;
         let written = self.dump(of, stays, (stopped, complete), cancel);
         if written.is_err() {
-            let _ = self.kept.forget_image(id, disk);
+            let _ = self.storage.kept.forget_image(id, disk);
             match stays {
                 // The process that does so may have been killed.
                 true => self.tree.freezer(&of.name)?.freeze()?,
@@ -122,7 +127,10 @@ impl ContainerDriver {
     /// # Errors
     /// When it cannot be kept, and when this is cancelled.
     pub(super) fn keep_agent(&self, of: &Running, cancel: &Cancel) -> io::Result<String> {
-        let (agents, program) = (Arc::clone(&self.agents), File::open(format!("/proc/{}/exe", of.pid))?);
+        let (agents, program) = (
+            Arc::clone(&self.storage.agents),
+            File::open(format!("/proc/{}/exe", of.pid))?,
+        );
         match cancel.race(move || agents.keep(&program))? {
             Raced::Done(kept) => kept,
             Raced::Cancelled(_) => Err(Cancel::error()),
@@ -148,7 +156,7 @@ impl ContainerDriver {
             program_of_agent,
             base_id: first_id(of.pid)?,
             image,
-            facts: self.data_dir.join(facts::FILE),
+            facts: self.storage.data_dir.join(facts::FILE),
             goes_on,
             stays,
             deleted_files: DELETED_FILES,
@@ -164,7 +172,7 @@ impl ContainerDriver {
         (stopped, complete): (&mut dyn FnMut(), &mut dyn FnMut() -> io::Result<()>),
         cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
-        let mut process = self.launchers.begin_once(Work::Dump)?;
+        let mut process = self.launchers.helpers().begin_once(Work::Dump)?;
         let mut writing_out = None;
         let written = self.dump_by(&mut process, &mut writing_out, of, stays, (stopped, complete), cancel);
         if written.is_err() {
@@ -189,15 +197,15 @@ impl ContainerDriver {
         cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
-        let unfinished = self.kept.unfinished_image(id, disk);
+        let unfinished = self.storage.kept.unfinished_image(id, disk);
         let request = self.order(of, self.keep_agent(of, cancel)?, unfinished.clone(), false, stays)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
-        match process.ask_unless((&request, &[of.agent.as_fd()]), deadline, cancel)? {
+        match process.ask_unless(request.with(&[of.agent.as_fd()]), deadline, cancel)? {
             Reply::Stopped => {}
             other => return Err(failure(other)),
         }
         stopped();
-        match process.ask_unless((&Request::Write, &[]), deadline, cancel)? {
+        match process.ask_unless(Request::Write.alone(), deadline, cancel)? {
             Reply::Done => {}
             other => return Err(failure(other)),
         }
@@ -219,38 +227,18 @@ impl ContainerDriver {
             process.give_up();
             return Err(error.into());
         }
-        let finished = self.kept.finish_image(id, disk).and_then(|()| complete());
+        let finished = self.storage.kept.finish_image(id, disk).and_then(|()| complete());
         if let Err(error) = finished {
             // The image is not what the sandbox is once it goes on.
-            let forgotten = self.kept.forget_image(id, disk);
+            let forgotten = self.storage.kept.forget_image(id, disk);
             process.give_up();
             forgotten?;
             return Err(error.into());
         }
         // From here on the sandbox is what was written. Its processes are killed by others as well, so that it does not
         // matter what becomes of this.
-        let _ = process.ask((&Request::EndDumped, &[]), deadline, &|| false);
+        let _ = process.ask(Request::EndDumped.alone(), deadline, &|| false);
         Ok(())
-    }
-
-    /// Removes programs of agents that no image needs any more, if that is known.
-    pub(super) fn sweep_agents(&self) -> io::Result<()> {
-        let mut needed = Vec::new();
-        let kept = self.kept.list()?.into_iter();
-        let kept = kept.map(|kept| self.kept.image(&kept.id, &kept.disk));
-        let of_memories = self.memories.list()?.into_iter().map(|memory| memory.image());
-        for image in kept.chain(of_memories) {
-            match About::of(&image) {
-                Ok(about) => needed.push(about.agent),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // It cannot be restored, and the others are not affected.
-                Err(error) => {
-                    tracing::warn!(image = %image.display(), "read an image of processes: {error}");
-                    return Ok(());
-                }
-            }
-        }
-        self.agents.sweep(&needed)
     }
 
     /// The image to restore a sandbox from.
@@ -259,20 +247,18 @@ impl ContainerDriver {
     /// When it cannot be restored, with a reason for the client.
     pub(super) fn restorable(&self, name: &Name, base: Option<&str>) -> Result<Image, StartError> {
         let refused = |why: &str| StartError::Unrestorable(why.to_owned());
-        let directory = self.kept.image(&name.id, &name.disk);
+        let directory = self.storage.kept.image(&name.id, &name.disk);
         let Some(criu) = &self.criu else {
-            return Err(refused(
-                "its processes were written by CRIU, which the host does not have, or only too old a version of it",
-            ));
+            return Err(refused(NO_CRIU));
         };
         let program = criu.current().map_err(StartError::Unrestorable)?;
-        let written = self.kept.base_of(&name.id, &name.disk);
+        let written = self.storage.kept.base_of(&name.id, &name.disk);
         if base.is_some() && written.as_deref().map(packages_of) != base.map(packages_of) {
             return Err(refused(
                 "the packages of the host have changed, and its processes use files of the earlier ones",
             ));
         }
-        if let Some(bytes) = self.forks.lock().get(&name.disk).copied() {
+        if let Some(bytes) = self.storage.copied_image_bytes(&name.disk) {
             // Written a moment ago, and never read by another platform.
             return Ok(Image {
                 program,
@@ -303,7 +289,7 @@ impl ContainerDriver {
     pub(super) fn unfit(&self, criu: &Program, image: &Path) -> io::Result<Option<String>> {
         let about = About::of(image)?;
         match HostFeatures::with(&criu.version).unfit_for(&about.host) {
-            None => self.agents.obstacle(&about.agent),
+            None => self.storage.agents.obstacle(&about.agent),
             why => Ok(why),
         }
     }

@@ -15,7 +15,7 @@ use super::state::ContainerDriver;
 use crate::cancel::{Cancel, Raced};
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
-use crate::driver::{CommitError, CopyRequest, DialFuture, Fork, Objects, Sandbox, WriteError};
+use crate::driver::{DialFuture, Objects, Sandbox, WriteError};
 use crate::egress::EgressSockets;
 use crate::growth::{self, Disk};
 use crate::netns::SocketMaker;
@@ -24,6 +24,7 @@ use crate::process::has_ended;
 use crate::process_counter::ProcessesOf;
 use crate::slot::Name;
 use crate::sockets::{NETLINK_SOCKETS_MAX, Uncharged};
+use crate::stored::{CommitError, CopyRequest, Fork};
 use crate::usage::{Meter, Usage};
 use crate::{dial, kept, open_files, sockets, spawners};
 
@@ -179,17 +180,17 @@ impl Sandbox for Running {
     fn sync(&self) -> io::Result<()> {
         self.write_out()?;
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        kept::sync(&driver.image(&self.name.disk))
+        kept::sync(&driver.storage.image(&self.name.disk))
     }
 
     fn disk(&self) -> io::Result<Disk> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        growth::read(&driver.image(&self.name.disk), self.pid, self.agent.as_fd())
+        growth::read(&driver.storage.image(&self.name.disk), self.pid, self.agent.as_fd())
     }
 
     fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        let device = driver.loops.of(&driver.image(&self.name.disk))?;
+        let device = driver.loops.of(&driver.storage.image(&self.name.disk))?;
         growth::allow(&device, disk, allowance)
     }
 

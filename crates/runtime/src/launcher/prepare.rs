@@ -133,7 +133,7 @@ impl Launcher {
     /// Mounts a disk that exists.
     fn kept_disk(&self, name: &Name) -> io::Result<OwnedFd> {
         let image = disk::open(self.data_dir.as_fd(), &name.disk).during("open the disk")?;
-        let mounted = self.loops.mount(image.as_fd(), !self.reserve_disks);
+        let mounted = self.loops.mount(image.as_fd(), !self.settings.reserve_disks);
         mounted.during("mount the disk")
     }
 
@@ -145,10 +145,10 @@ impl Launcher {
             Some(Err(_)) | None => {
                 let index = self.template(disk_mb)?;
                 let image = self.templates[index]
-                    .instantiate(self.data_dir.as_fd(), &name.disk, self.reserve_disks)
+                    .instantiate(self.data_dir.as_fd(), &name.disk, self.settings.reserve_disks)
                     .during("create the disk")?;
                 self.loops
-                    .mount(image.as_fd(), !self.reserve_disks)
+                    .mount(image.as_fd(), !self.settings.reserve_disks)
                     .during("mount the disk")?
             }
         };

@@ -75,7 +75,7 @@ impl Launcher {
             shared_memory_mb: resources.memory_mb / 2,
             processors: &processors,
             groups: &self.groups,
-            open_files: self.open_files,
+            open_files: self.settings.open_files,
             began: Clocks::now(),
         };
         let group = agent_groups.birth.as_ref().map(AsFd::as_fd);
@@ -137,7 +137,7 @@ impl Launcher {
             Some((message, _)) if message == setup::BEGUN => {}
             other => return Err(reported(other)).during("set up"),
         }
-        let spawned = spawner::begin(child.first(), &work, Some(spawner), self.open_files)?;
+        let spawned = spawner::begin(child.first(), &work, Some(spawner), self.settings.open_files)?;
         let joined = spawned
             .namespace(wait)
             .during("create the cgroup namespace")

@@ -8,7 +8,8 @@ use std::process::Command;
 
 use model::id::LayerId;
 use runtime::container::ContainerDriver;
-use runtime::driver::{ArchiveError, Driver, UnpackRequest};
+use runtime::driver::Driver as _;
+use runtime::stored::{ArchiveError, UnpackRequest};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use crate::layers::{stored, write_layer};
@@ -44,13 +45,16 @@ fn file(content: &[u8]) -> File {
 fn pack(container: &ContainerDriver, layer: &LayerId) -> Vec<u8> {
     let to = tempfile::NamedTempFile::new().unwrap();
     container
+        .storage()
         .pack_layer(layer, to.reopen().unwrap().into(), &|| false)
         .unwrap();
     fs::read(to.path()).unwrap()
 }
 
 fn unpack(container: &ContainerDriver, layer: &LayerId, archive: &[u8]) -> Result<u64, ArchiveError> {
-    container.unpack_layer(&request(layer), file(archive).into(), &|| false)
+    container
+        .storage()
+        .unpack_layer(&request(layer), file(archive).into(), &|| false)
 }
 
 fn path_of(container: &ContainerDriver, layer: &LayerId) -> PathBuf {
@@ -141,7 +145,7 @@ END",
 
     fs::remove_dir_all(&path).unwrap();
     assert!(matches!(
-        container.pack_layer(&layer, file(b"").into(), &|| false),
+        container.storage().pack_layer(&layer, file(b"").into(), &|| false),
         Err(ArchiveError::NoLayer(_))
     ));
     let bytes = unpack(container, &layer, &archive).unwrap();
@@ -159,7 +163,7 @@ END",
     assert_eq!(stored(container), [layer.as_str()]);
     // What has changed on the disk is not given away.
     fs::write(path.join("root/etc/random"), "changed").unwrap();
-    let packed = container.pack_layer(&layer, file(b"").into(), &|| false);
+    let packed = container.storage().pack_layer(&layer, file(b"").into(), &|| false);
     assert!(matches!(packed, Err(ArchiveError::Refused(_))), "{packed:?}");
 }
 
@@ -412,6 +416,7 @@ fn hostile_archives_are_refused(container: &ContainerDriver) {
         ..request(&layer)
     };
     let error = container
+        .storage()
         .unpack_layer(&full, self::file(&good).into(), &|| false)
         .unwrap_err();
     assert!(matches!(error, ArchiveError::Full(_)), "{error:?}");
@@ -428,10 +433,12 @@ fn transfers_that_stop_leave_nothing(container: &ContainerDriver) {
     // The other end of a pipe is closed, or nothing is read from it.
     let (read, write) = rustix::pipe::pipe().unwrap();
     drop(read);
-    let packed = container.pack_layer(&layer, write, &|| false);
+    let packed = container.storage().pack_layer(&layer, write, &|| false);
     assert!(matches!(packed, Err(ArchiveError::Failed(_))), "{packed:?}");
     let (read, write) = rustix::pipe::pipe().unwrap();
-    let packed = container.pack_layer(&layer, write, &|| rustix::io::ioctl_fionread(&read).unwrap() > 0);
+    let packed = container
+        .storage()
+        .pack_layer(&layer, write, &|| rustix::io::ioctl_fionread(&read).unwrap() > 0);
     assert!(matches!(packed, Err(ArchiveError::Failed(_))), "{packed:?}");
 
     fs::remove_dir_all(path_of(container, &layer)).unwrap();
@@ -439,7 +446,7 @@ fn transfers_that_stop_leave_nothing(container: &ContainerDriver) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     rustix::io::write(&write, &archive[..1000]).unwrap();
     let begun = || !stored(container).is_empty();
-    let unpacked = container.unpack_layer(&request(&layer), read, &begun);
+    let unpacked = container.storage().unpack_layer(&request(&layer), read, &begun);
     assert!(matches!(unpacked, Err(ArchiveError::Failed(_))), "{unpacked:?}");
     assert_eq!(stored(container), [""; 0]);
     unpack(container, &layer, &archive).unwrap();

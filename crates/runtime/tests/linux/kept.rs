@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use runtime::container::ContainerDriver;
-use runtime::driver::{Driver, KeptDisk, StartDisk, StartError, StartRequest, Started};
+use runtime::driver::{Driver as _, StartDisk, StartError, StartRequest, Started};
+use runtime::stored::KeptDisk;
 
 use super::loops::loops_of;
 use super::{agent_pid, data_dir_of, disk_of, end, id, request, start, until};
@@ -28,14 +29,14 @@ fn root(started: &Started) -> String {
 /// Ends the sandbox, as a pause does.
 fn end_and_keep(container: &ContainerDriver, started: Started) {
     let (id, disk) = (id("ione"), disk_of(&id("ione")));
-    container.keep(&id, &disk).unwrap();
+    container.storage().keep(&id, &disk).unwrap();
     started.sandbox.sync().unwrap();
     end(&started.sandbox);
     drop(started);
     until(|| container.clean(&id));
-    assert!(container.save(&id, &disk, &|| false).unwrap() > 0);
+    assert!(container.storage().save(&id, &disk, &|| false).unwrap() > 0);
     let is_saved = true;
-    assert_eq!(container.kept().unwrap(), [KeptDisk { id, disk, is_saved }]);
+    assert_eq!(container.storage().kept().unwrap(), [KeptDisk { id, disk, is_saved }]);
     assert!(container.find().unwrap().is_empty());
     assert_eq!(loops_of(&image(container)), 0);
 }
@@ -71,7 +72,7 @@ pub(crate) fn a_sandbox_is_started_again_on_its_disk(container: &ContainerDriver
     for _ in 0..2 {
         let started = container.start(&on_kept_disk()).unwrap();
         has_what_it_had(&started);
-        assert!(!container.kept().unwrap()[0].is_saved, "it is in use");
+        assert!(!container.storage().kept().unwrap()[0].is_saved, "it is in use");
         // Nothing else can use it meanwhile.
         let again = container.start(&StartRequest {
             id: id("itwo"),
@@ -83,11 +84,11 @@ pub(crate) fn a_sandbox_is_started_again_on_its_disk(container: &ContainerDriver
     }
     // It is swept, unless a sandbox still has it.
     let disk = disk_of(&id("ione"));
-    container.sweep_disks(std::slice::from_ref(&disk)).unwrap();
-    assert_eq!(container.kept().unwrap().len(), 1);
-    container.forget(&id("ione"), &disk).unwrap();
-    container.remove_disk(&disk).unwrap();
-    assert_eq!(container.kept().unwrap(), []);
+    container.storage().sweep_disks(std::slice::from_ref(&disk)).unwrap();
+    assert_eq!(container.storage().kept().unwrap().len(), 1);
+    container.storage().forget(&id("ione"), &disk).unwrap();
+    container.storage().remove_disk(&disk).unwrap();
+    assert_eq!(container.storage().kept().unwrap(), []);
     assert!(!Path::new(&image(container)).exists());
     let gone = container.start(&on_kept_disk());
     assert!(matches!(gone, Err(StartError::Failed(_))), "{gone:?}");

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use model::id::LayerId;
 use runtime::container::ContainerDriver;
-use runtime::driver::{CommitError, CommitRequest, Driver, StartDisk, StartError, StartRequest};
+use runtime::driver::{Driver as _, StartDisk, StartError, StartRequest};
 use runtime::rootfs::{Layer, Part, Rootfs};
+use runtime::stored::{CommitError, CommitRequest};
 
 use crate::loops::{loop_numbers_of, loops_of, mounts_of};
 use crate::{agent_pid, clean, data_dir_of, disk_of, end, id, request, start, until};
@@ -63,7 +64,7 @@ pub(crate) fn stored(container: &ContainerDriver) -> Vec<String> {
 /// A layer of what is written to the file system of a sandbox. The owners are those that root of the sandbox would be.
 pub(crate) fn write_layer(container: &ContainerDriver, write: impl FnOnce(&Path)) -> LayerId {
     ended(container, write);
-    let committed = container.commit(&order(false), &|| false).unwrap();
+    let committed = container.storage().commit(&order(false), &|| false).unwrap();
     clean(container, &id("ione"));
     committed.layer
 }
@@ -86,24 +87,24 @@ pub(crate) fn what_is_on_the_disk_is_checked(container: &ContainerDriver) {
     ] {
         let image = ended(container, write);
         debugfs(&image, directory, command);
-        match container.commit(&order(false), &|| false) {
+        match container.storage().commit(&order(false), &|| false) {
             Err(CommitError::Refused(why)) => assert!(why.starts_with(want), "{why}"),
             other => panic!("{command}: {other:?}"),
         }
         assert_eq!(stored(container), [""; 0]);
         until(|| loops_of(&image) == 0);
-        container.remove_disk(&disk_of(&id("ione"))).unwrap();
+        container.storage().remove_disk(&disk_of(&id("ione"))).unwrap();
     }
     // The same without any of that.
     ended(container, write);
-    let committed = container.commit(&order(false), &|| false).unwrap();
+    let committed = container.storage().commit(&order(false), &|| false).unwrap();
     let layers = data_dir_of(container).join("layers");
     let path = layers.join(committed.layer.as_str());
     assert_eq!(fs::read(path.join("root/etc/passwd")).unwrap(), b"changed");
     assert!(path.join("usr").is_dir());
     let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&layers).unwrap());
     assert_eq!(mode & 0o7777, 0o700);
-    assert_eq!(container.commit(&order(true), &|| false).unwrap(), committed);
+    assert_eq!(container.storage().commit(&order(true), &|| false).unwrap(), committed);
     assert_eq!(stored(container), [committed.layer.as_str()]);
 }
 
@@ -113,11 +114,11 @@ pub(crate) fn a_layer_that_does_not_fit_is_not_stored(container: &ContainerDrive
         keep_free_bytes: u64::MAX,
         ..order(false)
     };
-    let error = container.commit(&full, &|| false).unwrap_err();
+    let error = container.storage().commit(&full, &|| false).unwrap_err();
     assert!(matches!(error, CommitError::Full(_)), "{error:?}");
     assert_eq!(stored(container), [""; 0]);
     // A start from a layer that is not there fails, and leaves nothing.
-    container.remove_disk(&disk_of(&id("ione"))).unwrap();
+    container.storage().remove_disk(&disk_of(&id("ione"))).unwrap();
     let missing = LayerId::from_hash(&[1; 32]);
     let on = |rootfs| StartRequest {
         disk: StartDisk::New {
@@ -155,7 +156,7 @@ pub(crate) fn a_commit_that_is_killed_leaves_nothing(container: &ContainerDriver
     };
     let before = holders();
     let error = std::thread::scope(|scope| {
-        let commit = scope.spawn(|| container.commit(&order(false), &|| false));
+        let commit = scope.spawn(|| container.storage().commit(&order(false), &|| false));
         until(|| !stored(container).is_empty());
         let new: Vec<i32> = holders().difference(&before).copied().collect();
         let [process] = new[..] else { panic!("{new:?}") };
@@ -173,13 +174,13 @@ pub(crate) fn a_commit_that_is_killed_leaves_nothing(container: &ContainerDriver
     // One that is cancelled ends soon.
     let since = Instant::now();
     let begun = || !stored(container).is_empty();
-    let error = container.commit(&order(false), &begun).unwrap_err();
+    let error = container.storage().commit(&order(false), &begun).unwrap_err();
     assert!(matches!(error, CommitError::Failed(_)), "{error:?}");
     assert!(since.elapsed() < Duration::from_secs(10));
     assert_eq!(stored(container), [""; 0]);
     until(|| loops_of(&image) == 0);
     // The disk is still good.
-    let committed = container.commit(&order(false), &|| false).unwrap();
+    let committed = container.storage().commit(&order(false), &|| false).unwrap();
     assert!(committed.bytes > 40 << 20, "{committed:?}");
     clean(container, &id("ione"));
 }

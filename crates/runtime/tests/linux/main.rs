@@ -24,9 +24,10 @@ use std::time::{Duration, Instant};
 
 use model::id::{DiskId, SandboxId};
 use model::resources::Resources;
-use runtime::container::{ContainerDriver, DriverSettings};
+use runtime::container::ContainerDriver;
 use runtime::driver::{Driver, Sandbox, StartDisk, StartError, StartRequest, Started};
 use runtime::rootfs::{Layer, Overlay, Rootfs};
+use runtime::settings::DriverSettings;
 use rustix::event::{PollFd, PollFlags};
 use testkit::privileged::{self, Subcommand};
 
@@ -136,7 +137,7 @@ fn run(name: &str, test: fn(&ContainerDriver)) -> bool {
             }
             clean(&container, &found.id);
         }
-        container.sweep_disks(&[]).unwrap();
+        container.storage().sweep_disks(&[]).unwrap();
         container.dismantle();
         if let Err(failure) = tested {
             resume_unwind(failure);
@@ -162,15 +163,10 @@ fn play_agent() -> ExitCode {
 
 fn open(data_dir: &Path) -> Arc<ContainerDriver> {
     let settings = DriverSettings {
-        data_dir: data_dir.to_owned(),
         launchers: 1,
-        unlimited: false,
         disks_mb: vec![RESOURCES.disk_mb],
-        reserve_disks: false,
-        open_files: 1024,
-        base: true,
-        criu: None,
         page_out: false,
+        ..DriverSettings::new(data_dir.to_owned())
     };
     ContainerDriver::open(&settings).unwrap()
 }
@@ -218,7 +214,7 @@ fn respawn(sandbox: &Arc<dyn Sandbox>) {
 
 /// The kernel empties a cgroup shortly after its last process ended; this waits for it, with a deadline.
 fn clean(container: &ContainerDriver, id: &SandboxId) {
-    container.remove_disk(&disk_of(id)).unwrap();
+    container.storage().remove_disk(&disk_of(id)).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while !container.clean(id) {
         assert!(Instant::now() < deadline, "processes are left in {id}");
@@ -336,6 +332,7 @@ fn has_a_disk_in_advance(container: &ContainerDriver) {
         if number == 1 {
             // An image that was removed, here by the sweep of a start, is replaced.
             container
+                .storage()
                 .sweep_disks(&[disk_of(&self::id("ione")), disk_of(&self::id("itwo"))])
                 .unwrap();
             assert_eq!(spares(&data_dir), 0);
@@ -434,7 +431,7 @@ fn is_found_again(container: &ContainerDriver) {
     // A disk in use is kept by its id.
     let disk = alive.disk().unwrap();
     assert!(disk.held_bytes > 0, "{disk:?}");
-    later.sweep_disks(&[disk_of_earlier]).unwrap();
+    later.storage().sweep_disks(&[disk_of_earlier]).unwrap();
     assert_eq!(alive.disk().unwrap().size_bytes, 64 << 20);
     end(alive);
     clean(&later, &one);

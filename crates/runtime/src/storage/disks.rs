@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use model::id::{DiskId, SandboxId};
 
-use super::state::ContainerDriver;
+use super::Storage;
 use crate::checkpoint::sums;
-use crate::slot::Name;
 use crate::wire::{Reply, Request, Work};
 use crate::{disk, growth, kept};
 
@@ -22,10 +21,10 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// Pause between two looks at whether a disk is in use. The kernel has usually released it before the first.
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
-impl ContainerDriver {
+impl Storage {
     /// Creates the disk template of a size unless it exists. The lock is held meanwhile, so that it is created only
     /// once.
-    pub(super) fn prepare_disks(&self, disk_mb: u32) -> io::Result<()> {
+    pub(crate) fn prepare_disks(&self, disk_mb: u32) -> io::Result<()> {
         let mut sizes = self.disk_sizes.lock();
         if !sizes.contains(&disk_mb) {
             disk::make_template(&self.data_dir, disk_mb)?;
@@ -34,9 +33,13 @@ impl ContainerDriver {
         Ok(())
     }
 
-    /// Waits until a disk is written out and survives a power cut, and notes that. Returns the space that it takes,
-    /// together with the image of its processes, if there is one.
-    pub(super) fn save_disk(&self, id: &SandboxId, disk: &DiskId, is_cancelled: &dyn Fn() -> bool) -> io::Result<u64> {
+    /// Waits until the kept disk of a sandbox that has ended is written out, so that it survives a power cut, and notes
+    /// that. Returns the space that it takes on the host, together with the image of its processes if there is one, in
+    /// bytes. Blocks for as long as that takes, or until `is_cancelled`.
+    ///
+    /// # Errors
+    /// When the disk stays in use, or cannot be written out.
+    pub fn save(&self, id: &SandboxId, disk: &DiskId, is_cancelled: &dyn Fn() -> bool) -> io::Result<u64> {
         self.wait_for_disk(disk, Instant::now() + SAVE_TIMEOUT, is_cancelled)?;
         let image = self.image(disk);
         // The last that the kernel writes of a file system, when it is unmounted, is in the page cache.
@@ -68,8 +71,7 @@ impl ContainerDriver {
     }
 
     /// Makes a kept disk ready for a start: nothing else uses it, it is free of errors, and it fits the version of `base`.
-    pub(super) fn prepare_kept(&self, name: &Name, base: Option<&str>) -> io::Result<()> {
-        let (id, disk) = (&name.id, &name.disk);
+    pub(crate) fn prepare_kept(&self, id: &SandboxId, disk: &DiskId, base: Option<&str>) -> io::Result<()> {
         let during =
             |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
         let deadline = Instant::now() + PREPARE_TIMEOUT;
@@ -84,8 +86,8 @@ impl ContainerDriver {
         {
             let order = Request::Rebase { disk: disk.clone() };
             match self
-                .launchers
-                .request_once(Work::Rebase, (&order, &[]), deadline, &|| false)?
+                .helpers()?
+                .request_once(Work::Rebase, order.alone(), deadline, &|| false)?
             {
                 Reply::Done => {}
                 Reply::Failed(why) => return Err(io::Error::other(format!("fit the disk to `base`: {why}"))),

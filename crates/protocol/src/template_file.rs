@@ -19,19 +19,19 @@ pub const BLOCK: usize = 512;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest<C> {
-    /// [`FORMAT`].
+    /// Version of the format of the file: [`FORMAT`].
     pub format: u32,
     /// The name that the template had.
     pub name: String,
-    /// Cores of its sandboxes.
+    /// Cores of the template's sandboxes.
     pub cpu_count: u32,
-    /// Memory of its sandboxes, in MiB.
+    /// Memory of the template's sandboxes, in MiB.
     pub memory_mb: u32,
-    /// Disk of its sandboxes, in MiB.
+    /// Disk of the template's sandboxes, in MiB.
     pub disk_mb: u32,
     /// What sandboxes are started with, start and ready command included.
     pub config: C,
-    /// The `base` that its layers lie above; none if they are all of the file system.
+    /// The `base` that the layers lie above; none if they are the whole file system.
     pub base: Option<BaseVersion>,
     /// The layers, lowest first.
     pub layers: Vec<ManifestLayer>,
@@ -41,9 +41,9 @@ pub struct Manifest<C> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestLayer {
-    /// The hash of its files.
+    /// Id of the layer: the hash of its files.
     pub id: LayerId,
-    /// Space that it takes on a node, in bytes.
+    /// Space that the layer takes on a node, in bytes.
     pub bytes: u64,
 }
 
@@ -63,7 +63,7 @@ pub fn layer_name(id: &LayerId) -> String {
     format!("layers/{id}.tar.zst")
 }
 
-/// Zeros after a file of this size.
+/// Number of zeros after a file of this size in an archive.
 #[must_use]
 pub fn padding(size: u64) -> usize {
     usize::try_from(size.wrapping_neg() % BLOCK as u64).unwrap_or(0)

@@ -39,10 +39,10 @@ const REQUEST: Duration = Duration::from_secs(180);
 /// How often an upload is aborted until there is no such upload, and the pause before the next time.
 const ABORTS: usize = 5;
 const ABORT_PAUSE: Duration = Duration::from_millis(500);
-/// The object that says whose objects these are.
+/// The object that names the database to which the objects of the bucket belong.
 const OWNER: &str = "owner";
 
-/// An object that is there.
+/// An object of the bucket, without its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
     /// Its size, in bytes.
@@ -54,9 +54,9 @@ pub struct Object {
 /// Whose objects there are under the prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// Those of the caller.
+    /// The objects belong to the database of the caller.
     Own,
-    /// Those of another database.
+    /// The objects belong to another database.
     Foreign,
 }
 
@@ -333,7 +333,7 @@ impl Blobs {
         Ok((size, Content(StreamReader::new(content).take(size))))
     }
 
-    /// An object, if there is one.
+    /// Looks up an object; none if the bucket does not have it.
     ///
     /// # Errors
     /// When the store fails.

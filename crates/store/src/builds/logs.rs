@@ -31,7 +31,7 @@ pub struct BuildLogSize {
     pub bytes: i64,
 }
 
-/// Which entries of a log.
+/// Selects entries of the log of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildLogQuery {
     /// Earliest time, in microseconds since the Unix epoch.

@@ -24,10 +24,10 @@ const RESERVED: [&str; 14] = [
 /// Why a header cannot be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidHeaderName {
-    /// No header can have it.
+    /// Text that is not a header name.
     #[error("it is not the name of a header")]
     NotAName,
-    /// No rule may set it.
+    /// A header that rules must not set.
     #[error("the connection depends on it")]
     Reserved,
 }

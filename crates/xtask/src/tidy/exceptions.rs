@@ -10,7 +10,7 @@ type Exception = (&'static str, &'static str, &'static str);
 
 const TODAY: &[Exception] = &[];
 
-/// The exceptions, and which of them were needed.
+/// The exceptions, and which of them have covered a breach.
 #[derive(Debug)]
 pub(super) struct Exceptions {
     list: &'static [Exception],

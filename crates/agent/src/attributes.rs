@@ -54,7 +54,7 @@ impl Subject<'_> {
             .collect()
     }
 
-    /// The metadata. What cannot be read or shown is left out.
+    /// Reads the metadata that clients attached to the file. What cannot be read or shown is left out.
     pub(crate) fn metadata(self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let keys = self.keys();

@@ -74,7 +74,7 @@ impl State {
     }
 }
 
-/// Something that is given up when the agent becomes quiet.
+/// A connection, or another link out of the sandbox, that is given up when the agent becomes quiet.
 #[derive(Debug)]
 pub(crate) struct Held {
     quiet: Rc<Quiet>,
@@ -84,7 +84,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns when it has to be given up.
+    /// Returns when the connection has to be given up.
     pub(crate) async fn until_quiet(&mut self) {
         let (since, way) = (self.since, self.way);
         // The sender lives as long as `self`.

@@ -28,7 +28,7 @@ const WAITING: usize = 64 * 1024;
 pub(crate) struct EventQueue {
     waiting: RefCell<Waiting>,
     news: Notify,
-    /// Who reads them. There is a reader as long as a platform is connected.
+    /// The connection that reads the events. There is a reader as long as a platform is connected.
     reader: watch::Sender<Option<Rc<Reader>>>,
 }
 
@@ -141,7 +141,7 @@ impl Default for EventQueue {
 }
 
 impl EventQueue {
-    /// Notes something. Never waits.
+    /// Adds an event to the queue. Never waits.
     pub(crate) fn record(&self, event: &AgentEvent) {
         self.waiting.borrow_mut().push(event);
         self.news.notify_one();

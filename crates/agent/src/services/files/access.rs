@@ -1,4 +1,4 @@
-//! Who may read and write files, and as which user.
+//! Authorization of clients that read and write files, and the user for whom they do.
 
 use http::StatusCode;
 use protocol::signature::{Claim, Form};

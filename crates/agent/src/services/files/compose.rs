@@ -22,7 +22,7 @@ use crate::space::{self, Wanted};
 use crate::transport::messages::MessageMemory;
 use crate::users::User;
 
-/// Bytes that are copied before others get a turn.
+/// Bytes that are copied before other transfers get a turn.
 const STEP: u64 = 8 * 1024 * 1024;
 
 #[derive(Deserialize)]

@@ -26,7 +26,7 @@ use super::{coding, media_type};
 use crate::transport::encoding::Coding;
 use crate::transport::http::{Body, header_text};
 
-/// The file at `path`, as far as the headers want it.
+/// Responds with the file at `path`, or the part of it that the headers request.
 pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfers: &Transfers) -> Result<Response<Body>, Failure> {
     let name = path.clone();
     let transfer = transfers.begin();

@@ -96,7 +96,7 @@ impl Source {
 pub(super) struct Refused(pub(super) Failure, pub(super) Incoming);
 
 impl Refused {
-    /// Reads on as [`Source::drain`] does, and returns the reason.
+    /// Reads the rest of the body as [`Source::drain`] does, and returns the reason.
     pub(super) async fn drain(self) -> Failure {
         read_on(self.1).await;
         self.0

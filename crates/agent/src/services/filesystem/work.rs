@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use protocol::connect::{Code, Error};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Waits for that many permits.
+/// Waits for this many permits.
 pub(super) async fn permits(semaphore: &Arc<Semaphore>, count: usize) -> Result<OwnedSemaphorePermit, Error> {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     // None of them is ever closed.

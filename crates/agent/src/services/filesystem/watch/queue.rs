@@ -105,7 +105,7 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// The next event, if there is one.
+    /// Takes the next event, if there is one.
     ///
     /// # Errors
     /// Why there never will be.

@@ -23,7 +23,7 @@ impl Outside {
         }
     }
 
-    /// Writes everything.
+    /// Writes all bytes.
     pub(super) async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Plain(stream) => stream.write_all(bytes).await,

@@ -1,5 +1,5 @@
-//! What the gateway knows about a sandbox, and what it reports about it. All that serve its connections and datagrams work
-//! with this.
+//! State of a sandbox in the gateway, for everything that serves its connections and datagrams. All that serve its
+//! connections and datagrams work with this.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

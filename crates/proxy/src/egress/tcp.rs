@@ -278,7 +278,7 @@ struct Target {
     proxy: Option<Box<EgressProxy>>,
     /// Addresses, to be tried in this order; none if the proxy resolves the name.
     addresses: Vec<SocketAddr>,
-    /// The domain by which it was allowed.
+    /// The domain by which the connection was allowed.
     name: Option<String>,
     /// Bytes that were read to find the name.
     first: Vec<u8>,
@@ -336,8 +336,8 @@ impl Target {
         }
     }
 
-    /// For a destination that is open, whatever the connection names. It is asked for a name only if it may have to be
-    /// intercepted, and then leads to addresses of that name, of which the policy must allow each.
+    /// Chooses the target for an open destination, whatever the connection names. It is asked for a name only if it may
+    /// have to be intercepted, and then leads to addresses of that name, of which the policy must allow each.
     async fn of_open(
         sandbox: &Sandbox,
         policy: &EgressPolicy,

@@ -127,7 +127,7 @@ impl From<SandboxStream> for Transport {
 }
 
 impl Transport {
-    /// The socket, if it is one of this host.
+    /// The socket, if the stream is a socket of this host.
     pub(super) fn socket(&self) -> Option<&TcpStream> {
         let stream = match self {
             Self::Plain(stream) => stream,

@@ -48,12 +48,12 @@ pub(super) enum Received {
     Unrelated,
     /// The answer is too large for a datagram.
     Truncated,
-    /// An answer with an error in it.
+    /// A response that is an answer to the query, with an error in it.
     Malformed,
     Reply(ServerReply),
 }
 
-/// The answer to a query with this id and question.
+/// Parses the response to a query with this id and question.
 pub(super) fn receive(bytes: &[u8], id: u16, asked: &Query) -> Received {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
         return Received::Unrelated;
@@ -105,7 +105,7 @@ pub(super) struct Response {
     /// As bytes, which need less memory than records.
     message: Box<[u8]>,
     received: Instant,
-    /// In seconds.
+    /// Time to live of the response, in seconds.
     ttl: u32,
 }
 

@@ -21,7 +21,7 @@ use super::error::BoxError;
 const PART: usize = 16 << 10;
 /// Codings that leave the bytes of a body as they are. `aws-chunked` is what object stores show of an upload.
 const PLAIN: [&str; 2] = ["identity", "aws-chunked"];
-/// Headers about the bytes of an encoded body, which are not true of the decoded one.
+/// Headers about the bytes of an encoded body, which are wrong for the decoded one.
 const OF_ENCODED: [HeaderName; 6] = [
     header::CONTENT_ENCODING,
     header::CONTENT_LENGTH,
@@ -34,7 +34,7 @@ const OF_ENCODED: [HeaderName; 6] = [
 /// How a body is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// Its bytes are those of the text.
+    /// The bytes of the body are its text.
     Plain,
     Gzip,
     Deflate,
@@ -221,7 +221,7 @@ impl Decoder {
         }
     }
 
-    /// Where decoded bytes are, until they are taken.
+    /// Buffer of decoded bytes that were not taken yet.
     fn output(&mut self) -> &mut Vec<u8> {
         match self {
             Self::Undecided(first) => first,

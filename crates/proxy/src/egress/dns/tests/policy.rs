@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A client that may only resolve these.
+/// A client that may only resolve these domains.
 fn client_of(domains: &[&str]) -> Client {
     let policy = EgressPolicy {
         deny: vec![Cidr::ALL],

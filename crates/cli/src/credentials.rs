@@ -183,7 +183,7 @@ pub(crate) fn write_tls(dir: &DataDir, domain: &str, authority: Option<&Path>) -
     dir.write_private(TLS_FILE, text.as_bytes())
 }
 
-/// A path as a shell reads it back. It holds no single quote: the data directory is checked for that.
+/// Quotes a path for a shell. It holds no single quote: the data directory is checked for that.
 fn quoted(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
     if path.chars().all(plain) {

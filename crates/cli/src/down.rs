@@ -26,7 +26,7 @@ use crate::{doctor, node_identity, output};
 /// How long a platform may take to drain. It bounds its own drain by less.
 const DRAIN_BOUND: Duration = Duration::from_secs(60);
 
-/// Ends everything and says how much that was.
+/// Ends everything and prints how much was ended.
 ///
 /// # Errors
 /// When the data directory is not ours, its platform does not end, or something cannot be removed.
@@ -85,7 +85,7 @@ pub(crate) fn without_sandboxes(data_dir: &Path) -> node::NodeSettings {
     }
 }
 
-/// Locks the data directory, after ending the platform that has it.
+/// Locks the data directory, after ending the platform that holds the lock.
 fn take(dir: &DataDir) -> Result<Lock> {
     let in_use = match dir.lock() {
         Ok(lock) => return Ok(lock),

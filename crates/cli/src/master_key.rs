@@ -50,7 +50,7 @@ pub(crate) enum KeySource {
     DataDir,
     /// A file of the operator.
     File(PathBuf),
-    /// The environment.
+    /// The key in the environment.
     Environment(Secret),
 }
 
@@ -69,7 +69,7 @@ impl fmt::Debug for MasterKey {
     }
 }
 
-/// The key that a text is.
+/// Parses the text of a key.
 pub(crate) fn parse(text: &str) -> Option<Key> {
     unhex(text.trim())?.try_into().ok()
 }
@@ -221,7 +221,7 @@ impl MasterKey {
     }
 }
 
-/// A secret that the master key does not open.
+/// A secret in the database that the master key does not open.
 #[derive(Debug, thiserror::Error)]
 #[error("the secret {key} of {table} cannot be encrypted again, nothing was changed: {error}")]
 struct Unreadable {

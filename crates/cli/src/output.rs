@@ -10,13 +10,13 @@ use serde::Serialize;
 /// Output format of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Text for people.
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// Writes text as it is. A reader that has gone away (`| head`) is no error.
+/// Writes text to stdout. A reader that has gone away (`| head`) is no error.
 ///
 /// # Errors
 /// When stdout cannot be written.

@@ -37,7 +37,7 @@ impl User {
     }
 }
 
-/// Both files.
+/// The contents of `/etc/passwd` and `/etc/group`.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     passwd: String,
@@ -45,7 +45,7 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    /// Reads them below a root. A missing file is an empty one.
+    /// Reads both files below a root. A missing file is an empty one.
     pub(crate) fn read(root: impl AsFd) -> Result<Self> {
         Ok(Self {
             passwd: read(&root, b"etc/passwd")?.unwrap_or_default(),

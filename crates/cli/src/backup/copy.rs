@@ -62,7 +62,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<Copied> {
     copied
 }
 
-/// Sets who owns a copy, and who may use it.
+/// Sets owner and mode of a copy.
 ///
 /// # Errors
 /// When the system refuses.
@@ -124,7 +124,7 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Reads as much as there is.
+/// Reads until the buffer is full or the file ends.
 fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {

@@ -38,12 +38,12 @@ const DIRECTORIES: [&str; 3] = ["tls", "builds", "agents"];
 /// How long ago a template may have been deleted that a copy of a database server names, in microseconds. Layers stay for ten
 /// minutes, and are not all read in the first moment.
 const DELETED_US: i64 = 9 * 60 * 1_000_000;
-/// Beginning of the names of files that are not complete.
+/// Prefix of the names of files that are not complete.
 const UNFINISHED: &str = ".";
-/// A program that is not complete.
+/// Name of a program that is not complete.
 const UNFINISHED_AGENT: &str = "agents/new";
 
-/// When the backup was made, for people who look into it.
+/// The time at which the backup is made, for people who look into it.
 #[expect(clippy::disallowed_methods, reason = "the command begins here")]
 fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
@@ -326,7 +326,7 @@ impl Backup<'_> {
         Ok(())
     }
 
-    /// The sandboxes that are paused on disk. `store` is the database as it goes on.
+    /// Copies the sandboxes that are paused on disk. `store` is the database as it goes on.
     async fn copy_sandboxes(&mut self, rows: &NodeRows, store: &Store) -> Result<()> {
         for row in rows.sandbox_list_live().await? {
             let why = match (row.state, row.kept) {
@@ -382,7 +382,7 @@ impl Backup<'_> {
         Ok(false)
     }
 
-    /// The processes of snapshots that have them.
+    /// Copies the processes of snapshots that have them.
     async fn copy_memories(&mut self, rows: &NodeRows) -> Result<()> {
         for (_, spec) in rows.layer_references_by_team().await? {
             let spec: Value = serde_json::from_str(&spec).context("invalid spec of a build")?;
@@ -471,7 +471,7 @@ impl Backup<'_> {
         Ok(())
     }
 
-    /// Has the copy of the database not name results of steps whose layers only the cache has: those are not copied, and
+    /// Removes step results from the copy of the database whose layers only the cache has: those are not copied, and
     /// the steps run again.
     async fn forget_cached_layers(&self, rows: &NodeRows) -> Result<()> {
         for layer in rows.layer_cache_layers().await? {
@@ -497,7 +497,8 @@ pub(super) fn archive_of(layer: &LayerId) -> PathBuf {
     Path::new(LAYERS).join(format!("{layer}.tar.zst"))
 }
 
-/// The layers of the images that a JSON value has. Hashes in environments and in recipes look like layers and are none.
+/// Finds the layers of the images that a JSON value has. Hashes in environments and in recipes look like layers and are
+/// none.
 fn layers_in(value: &Value, found: &mut BTreeSet<LayerId>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| layers_in(item, found)),

@@ -165,7 +165,7 @@ fn remove_content(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Why a directory that has something is not restored to.
+/// Why a directory that is not empty is refused as the target of a restore.
 fn refusal(path: &Path) -> String {
     let shown = path.display();
     if path.join(RESTORING).exists() {

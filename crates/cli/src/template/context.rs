@@ -93,7 +93,7 @@ impl Context {
         archive.finish().map(Some)
     }
 
-    /// Paths that a pattern means, relative to the context, without ignored ones. The context itself is empty.
+    /// Paths that match a pattern, relative to the context, without ignored ones. The context itself is empty.
     fn matches(&self, pattern: &str) -> Result<Vec<String>> {
         let mut paths = vec![String::new()];
         let clean = dockerfile::clean(pattern);
@@ -167,7 +167,7 @@ impl Context {
         Ok(names)
     }
 
-    /// Chooses a source with everything below it. A source that is a link stands for what it leads to, which
+    /// Chooses a source, and everything below it. A source that is a link stands for what it leads to, which
     /// `.dockerignore` may exclude as well.
     fn choose(&self, name: &str, chosen: &mut Chosen) -> Result<()> {
         let path = self.real(name)?;

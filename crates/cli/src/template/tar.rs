@@ -149,7 +149,7 @@ struct Header<'a> {
 }
 
 impl Header<'_> {
-    /// What does not fit into the block.
+    /// Values that do not fit into the header block, as records.
     fn records(&self) -> Vec<u8> {
         let mut records = Vec::new();
         let mut add = |key: &str, value: &[u8]| {

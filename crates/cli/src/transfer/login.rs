@@ -56,7 +56,7 @@ impl Login {
         Self::known(host)
     }
 
-    /// The credentials that `docker login` left for a registry, if it did.
+    /// The credentials that `docker login` stored for a registry, if any.
     pub(crate) fn known(host: &str) -> Result<Option<Self>> {
         let Some(path) = known_logins() else { return Ok(None) };
         let text = match fs::File::open(&path) {
@@ -71,7 +71,7 @@ impl Login {
         Self::of_file(&text, key).with_context(|| format!("{}: {host}", path.display()))
     }
 
-    /// As the API takes them.
+    /// The credentials in the form of the API.
     pub(crate) fn body(&self) -> Value {
         serde_json::json!({"type": "registry", "username": self.username, "password": self.password})
     }
@@ -104,7 +104,7 @@ impl Login {
     }
 }
 
-/// A header that is not shown.
+/// A header whose value is not logged.
 pub(super) fn secret(text: &str) -> Result<HeaderValue> {
     let mut value =
         HeaderValue::from_str(text).map_err(|_| anyhow::anyhow!("credentials with an unsupported character"))?;
@@ -119,7 +119,7 @@ fn read(from: impl std::io::Read) -> Result<String> {
     Ok(text)
 }
 
-/// Where `docker login` keeps what it was told.
+/// Path of the file in which `docker login` stores credentials.
 #[expect(
     clippy::disallowed_methods,
     reason = "where another program has its file, and no configuration"

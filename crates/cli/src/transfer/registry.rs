@@ -1,4 +1,4 @@
-//! A registry, as far as artifacts need it: blobs and manifests of one repository, with the tokens that they need.
+//! A client of registries for artifacts: blobs and manifests of one repository, with the tokens that they need.
 //!
 //! Each request has a connection of its own. What a registry sends is untrusted: sizes are limited, credentials go to it
 //! and to the place that it names for tokens, and never from HTTPS to HTTP.
@@ -141,7 +141,7 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     headers: HeaderMap,
     body: Incoming,
-    /// It ends with the answer.
+    /// The connection, which ends with the answer.
     _connection: JoinSet<()>,
 }
 
@@ -182,7 +182,7 @@ impl Answer {
 
 /// What registries are trusted with.
 pub(super) struct Trust<'a> {
-    /// Those with plain HTTP.
+    /// Registries with plain HTTP.
     pub(super) insecure: &'a [String],
     /// Certificates of issuers, in PEM, by registry.
     pub(super) authorities: &'a BTreeMap<String, String>,
@@ -236,7 +236,7 @@ impl Registry {
         }
     }
 
-    /// Uploads a blob, unless the repository has it. Whether it was sent.
+    /// Uploads a blob, unless the repository has it, and returns whether it was sent. Whether it was sent.
     pub(super) async fn upload(&self, digest: &str, content: &Content) -> Result<bool> {
         self.repeat(async || {
             let has = self.place(&format!("blobs/{digest}"));
@@ -325,7 +325,7 @@ impl Registry {
         }
     }
 
-    /// Repeats what failed, unless the registry refused it.
+    /// Repeats an action that failed, unless the registry refused it.
     async fn repeat<T>(&self, action: impl AsyncFn() -> Result<T>) -> Result<T> {
         let mut attempt = 1;
         loop {
@@ -468,7 +468,7 @@ impl Registry {
         Ok(Some(secret(&format!("Bearer {token}"))?))
     }
 
-    /// What an answer that is no success means.
+    /// The error that an unsuccessful answer stands for.
     async fn failure(&self, answer: &mut Answer, what: &str) -> anyhow::Error {
         let Location { authority, .. } = &self.base;
         let status = answer.status;

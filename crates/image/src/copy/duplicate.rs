@@ -1,4 +1,4 @@
-//! Files of another file system, which stay there.
+//! Copies of files from another file system, which keeps them.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! Sources as a Dockerfile names them.
+//! Sources of a COPY step that patterns select.
 
 use std::os::fd::OwnedFd;
 

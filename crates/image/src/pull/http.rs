@@ -87,7 +87,7 @@ impl Url {
         })
     }
 
-    /// The place that a response names relative to this one.
+    /// Resolves a location of a response relative to this URL.
     fn join(&self, location: &str) -> Result<Self> {
         if location.contains("://") {
             return Self::parse(location);

@@ -43,7 +43,7 @@ impl Login {
     }
 }
 
-/// A header that is not shown.
+/// A header whose value is not logged.
 pub(super) fn secret(text: &str) -> Result<HeaderValue> {
     let mut value = HeaderValue::from_str(text).map_err(|_| anyhow!("credentials with an unsupported character"))?;
     value.set_sensitive(true);
@@ -64,7 +64,7 @@ pub(super) struct Registry {
     reference: Reference,
     login: Option<Login>,
     retries: Retries,
-    /// The current `Authorization`, if the registry wants one.
+    /// The current `Authorization`, if the registry requires one.
     authorization: Mutex<Option<HeaderValue>>,
 }
 
@@ -94,7 +94,7 @@ struct Token {
 }
 
 impl Registry {
-    /// `host` is the registry or a mirror of it.
+    /// Creates a client of `host`, which is the registry or a mirror of it.
     pub(super) fn new(
         client: Client,
         host: &str,
@@ -400,7 +400,7 @@ impl Registry {
 
 /// What was received of a blob.
 struct Progress<'a> {
-    /// How much, for others.
+    /// Number of received bytes, for readers of other threads.
     shown: &'a AtomicU64,
     file: File,
     hasher: Sha256,

@@ -65,7 +65,7 @@ impl Pax {
     }
 }
 
-/// Key and value of the first record, and the others.
+/// Splits the first record off: its key and value, and the others.
 fn record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let blank = records.iter().take(20).position(|byte| *byte == b' ')?;
     let length: usize = std::str::from_utf8(&records[..blank]).ok()?.parse().ok()?;

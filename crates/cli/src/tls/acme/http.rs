@@ -27,7 +27,7 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// Maximum size of a body: a chain of certificates has some kilobytes.
 const BODY: usize = 1 << 20;
 
-/// The client.
+/// An HTTP client for the ACME server.
 #[derive(Clone)]
 pub(super) struct Client(TlsConnector);
 

@@ -121,7 +121,7 @@ async fn authorize(acme: &Acme, order: &mut Order, records: &mut Vec<(String, St
     }
 }
 
-/// Why names were refused, as the server says it.
+/// Why the server refused names, in its words.
 async fn reasons(order: &mut Order) -> String {
     let mut reasons = String::new();
     let mut authorizations = order.authorizations();

@@ -143,7 +143,7 @@ async fn a_hook_that_does_not_end_is_killed_with_its_children() {
     }
 }
 
-/// A process that is no zombie.
+/// Whether a process exists and is not a zombie.
 fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")

@@ -36,27 +36,27 @@ pub const OWNER_LIMIT: usize = 2;
 /// How the node responds to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
-    /// It succeeds.
+    /// The call succeeds.
     Works,
-    /// It fails.
+    /// The call fails.
     Fails,
-    /// It fails because the host has no capacity.
+    /// The call fails because the host has no capacity.
     Full,
-    /// It fails because the host cannot do it.
+    /// The call fails because the host does not support it.
     Unsupported,
-    /// It panics.
+    /// The call panics.
     Panics,
-    /// It does the work, and panics before it returns.
+    /// The call does its work, and panics before it returns.
     PanicsAfterwards,
-    /// It reports the end of the sandbox before it returns from its start.
+    /// A start reports the end of its sandbox before it returns.
     ExitsEarly,
-    /// It waits for [`FakeNode::go`], then succeeds.
+    /// The call waits for [`FakeNode::go`], then succeeds.
     Waits,
-    /// It waits for [`FakeNode::go`], then fails.
+    /// The call waits for [`FakeNode::go`], then fails.
     WaitsAndFails,
-    /// It fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
+    /// The call fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
     Busy {
-        /// Whether they are of the same owner.
+        /// Whether the other sandboxes are of the same owner.
         is_own: bool,
     },
 }
@@ -122,7 +122,7 @@ pub struct FakeNode {
     pub memories: Mutex<HashMap<BuildId, Image>>,
     /// Behaviour of the removal of a layer.
     pub remove_layer: Mutex<Behaviour>,
-    /// What `base` is.
+    /// Version of `base` that the node reports.
     pub base: Mutex<BaseVersion>,
     /// The layers and their sizes in bytes.
     pub layers: Mutex<BTreeMap<LayerId, u64>>,
@@ -260,7 +260,7 @@ impl FakeNode {
         self.running.lock().iter().map(ToString::to_string).collect()
     }
 
-    /// Ends a sandbox as if it had exited by itself, and returns once the subscriber has processed that.
+    /// Ends a sandbox as if it had exited by itself, and returns once the subscriber has processed the event.
     ///
     /// # Panics
     /// When there is no subscriber.
@@ -272,7 +272,7 @@ impl FakeNode {
         self.report(NodeEvent::Exited(id.clone())).await;
     }
 
-    /// Writes into the log of a sandbox, and returns once the subscriber has processed that.
+    /// Writes into the log of a sandbox, and returns once the subscriber has processed the entry.
     ///
     /// # Panics
     /// When there is no subscriber.

@@ -51,7 +51,7 @@ pub struct Object {
     pub written_us: i64,
 }
 
-/// Whose objects there are under the prefix.
+/// The database to which the objects under the prefix belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
     /// The objects belong to the database of the caller.

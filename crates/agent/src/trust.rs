@@ -248,9 +248,10 @@ fn compose(content: &[u8], more: &Certificates<'_>) -> (bool, Vec<u8>) {
     if kept.last().is_some_and(|last| *last != b'\n') {
         kept.push(b'\n');
     }
-    let collected = match more.local.is_empty() {
-        true => None,
-        false => Bundle::find(&kept),
+    let collected = if more.local.is_empty() {
+        None
+    } else {
+        Bundle::find(&kept)
     };
     let is_missing = |certificate: &&String| {
         let is_own = more.own.contains(&certificate.as_str());

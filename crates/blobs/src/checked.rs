@@ -79,9 +79,10 @@ pub async fn copy(
     }
     let mut checksum = Vec::new();
     object.take(CHECKSUM + 1).read_to_end(&mut checksum).await?;
-    match copied == length && checksum == hasher.finalize().as_slice() {
-        true => Ok(copied),
-        false => Err(corrupt()),
+    if copied == length && checksum == hasher.finalize().as_slice() {
+        Ok(copied)
+    } else {
+        Err(corrupt())
     }
 }
 

@@ -57,12 +57,13 @@ impl S3Settings {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
             !word.is_empty() && word != "." && word != ".." && word.bytes().all(allowed)
         };
-        match prefix.is_empty() || (prefix.len() <= 256 && prefix.split('/').all(is_word)) {
-            true => Ok(prefix.to_owned()),
-            false => Err(
+        if prefix.is_empty() || (prefix.len() <= 256 && prefix.split('/').all(is_word)) {
+            Ok(prefix.to_owned())
+        } else {
+            Err(
                 "must be words of letters, digits, '.', '_' and '-' with '/' between them, at most 256 characters"
                     .to_owned(),
-            ),
+            )
         }
     }
 

@@ -212,9 +212,10 @@ impl Blobs {
             .with_client_options(client)
             .with_retry(retry);
         if let Some(endpoint) = &settings.endpoint {
-            let address = match settings.path_style {
-                true => endpoint.clone(),
-                false => settings.address_of_bucket(endpoint).map_err(invalid)?,
+            let address = if settings.path_style {
+                endpoint.clone()
+            } else {
+                settings.address_of_bucket(endpoint).map_err(invalid)?
             };
             builder = builder.with_endpoint(address);
         }
@@ -299,9 +300,10 @@ impl Blobs {
                 .store
                 .put_part(path, &id, parts.len(), PutPayload::from_bytes(part));
             let next = async {
-                match is_last {
-                    true => Ok(Bytes::new()),
-                    false => read_part(name, &mut content).await,
+                if is_last {
+                    Ok(Bytes::new())
+                } else {
+                    read_part(name, &mut content).await
                 }
             };
             let (put, next) = tokio::try_join!(inner.request(name, put), next)?;
@@ -407,12 +409,13 @@ impl Blobs {
         let listed = listed.await;
         self.delete_named(&name).await?;
         listed?;
-        match read? == content {
-            true => Ok(()),
-            false => Err(BlobError::Content {
+        if read? == content {
+            Ok(())
+        } else {
+            Err(BlobError::Content {
                 name,
                 why: "is not what was written".to_owned(),
-            }),
+            })
         }
     }
 
@@ -438,9 +441,10 @@ impl Blobs {
         let content = PutPayload::from_bytes(Bytes::copy_from_slice(owner.as_bytes()));
         inner.write(OWNER, inner.store.put(&path, content)).await?;
         // Of two that claim it at the same time, the last one has it.
-        match self.read_small(OWNER).await? == owner.as_bytes() {
-            true => Ok(Claim::Own),
-            false => Ok(Claim::Foreign),
+        if self.read_small(OWNER).await? == owner.as_bytes() {
+            Ok(Claim::Own)
+        } else {
+            Ok(Claim::Foreign)
         }
     }
 

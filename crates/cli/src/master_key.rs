@@ -314,9 +314,10 @@ fn reseal(sealer: &Sealer, column: &SealedColumn, key: &str, text: &str) -> Resu
         return Ok(replaced.map_or(Resealed::Keep, Resealed::Replace));
     }
     let mut json: Value = serde_json::from_str(text).map_err(|_| SealError::Corrupt)?;
-    Ok(match reseal_json(sealer, &owner, &mut json)? {
-        true => Resealed::Replace(json.to_string()),
-        false => Resealed::Keep,
+    Ok(if reseal_json(sealer, &owner, &mut json)? {
+        Resealed::Replace(json.to_string())
+    } else {
+        Resealed::Keep
     })
 }
 

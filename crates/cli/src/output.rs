@@ -32,9 +32,10 @@ pub(crate) fn text(text: &str) -> Result<()> {
 pub(crate) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_control() {
-            true => safe.extend(c.escape_default()),
-            false => safe.push(c),
+        if c.is_control() {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
         }
     }
     safe

@@ -276,9 +276,10 @@ impl Parser<'_> {
         if let ([heredoc], Some(_)) = (&self.line.heredocs[..], Heredoc::begin(rest)) {
             let content = heredoc.content();
             // A line that is indented names no interpreter, even where its tabs are left out: BuildKit has it so.
-            return Ok(match heredoc.raw.starts_with("#!") {
-                true => Command::Script(content),
-                false => Command::Shell(content),
+            return Ok(if heredoc.raw.starts_with("#!") {
+                Command::Script(content)
+            } else {
+                Command::Shell(content)
             });
         }
         let mut text = rest.to_owned();
@@ -402,12 +403,13 @@ impl Parser<'_> {
                 None => (word, None),
             };
             let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-            match is_name {
-                true => Ok(Argument {
+            if is_name {
+                Ok(Argument {
                     name: name.to_owned(),
                     default,
-                }),
-                false => Err(format!("ARG: {name:?} cannot be a name")),
+                })
+            } else {
+                Err(format!("ARG: {name:?} cannot be a name"))
             }
         });
         arguments.collect()
@@ -415,9 +417,10 @@ impl Parser<'_> {
 }
 
 fn required(text: &str, message: &str) -> Result<String, String> {
-    match text.is_empty() {
-        true => Err(message.to_owned()),
-        false => Ok(text.to_owned()),
+    if text.is_empty() {
+        Err(message.to_owned())
+    } else {
+        Ok(text.to_owned())
     }
 }
 

@@ -54,13 +54,13 @@ impl Heredoc {
 
     /// Content of the heredoc, without its leading tabs where `<<-` removes them.
     pub(crate) fn content(&self) -> String {
-        match self.has_tabs_removed {
-            false => self.raw.clone(),
-            true => self
-                .raw
+        if self.has_tabs_removed {
+            self.raw
                 .split_inclusive('\n')
                 .map(|line| line.trim_start_matches('\t'))
-                .collect(),
+                .collect()
+        } else {
+            self.raw.clone()
         }
     }
 }
@@ -181,9 +181,10 @@ fn heredocs(text: &str, number: usize, raw: &[&str], at: &mut usize) -> Result<V
                 return Err(Refusal::new(number, why));
             };
             *at += 1;
-            let end = match heredoc.has_tabs_removed {
-                true => line.trim_start_matches('\t'),
-                false => line,
+            let end = if heredoc.has_tabs_removed {
+                line.trim_start_matches('\t')
+            } else {
+                line
             };
             if end == heredoc.name {
                 break;

@@ -79,9 +79,10 @@ pub(crate) fn run(job: &CopyJob) -> Result<CopyReport> {
     );
     let are_moved = job.from.is_none() && !overlap(&sources);
     for source in &sources {
-        match are_moved {
-            true => copy.place(source, &dest)?,
-            false => copy.duplicate(source, &dest)?,
+        if are_moved {
+            copy.place(source, &dest)?;
+        } else {
+            copy.duplicate(source, &dest)?;
         }
     }
     Ok(copy.report)

@@ -46,9 +46,10 @@ pub fn header_name(name: &str) -> Option<String> {
 /// With the reason why they cannot.
 pub fn settable_name(name: &str) -> Result<String, InvalidHeaderName> {
     let name = header_name(name).ok_or(InvalidHeaderName::NotAName)?;
-    match RESERVED.contains(&name.as_str()) {
-        true => Err(InvalidHeaderName::Reserved),
-        false => Ok(name),
+    if RESERVED.contains(&name.as_str()) {
+        Err(InvalidHeaderName::Reserved)
+    } else {
+        Ok(name)
     }
 }
 

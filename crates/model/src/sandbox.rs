@@ -68,9 +68,10 @@ impl LifecycleSpec {
     /// What is kept of it when it is paused at its deadline.
     #[must_use]
     pub fn keep(&self) -> Kept {
-        match self.auto_pause_discards {
-            true => Kept::Filesystem,
-            false => Kept::Memory,
+        if self.auto_pause_discards {
+            Kept::Filesystem
+        } else {
+            Kept::Memory
         }
     }
 }

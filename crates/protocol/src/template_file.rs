@@ -78,13 +78,12 @@ pub fn header(name: &str, size: u64) -> [u8; BLOCK] {
     block[100..108].copy_from_slice(b"0000644\0");
     block[108..116].copy_from_slice(b"0000000\0");
     block[116..124].copy_from_slice(b"0000000\0");
-    match size < 1 << 33 {
-        true => block[124..135].copy_from_slice(format!("{size:011o}").as_bytes()),
+    if size < 1 << 33 {
+        block[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
+    } else {
         // Larger numbers are binary, as GNU tar writes them.
-        false => {
-            block[124] = 0x80;
-            block[128..136].copy_from_slice(&size.to_be_bytes());
-        }
+        block[124] = 0x80;
+        block[128..136].copy_from_slice(&size.to_be_bytes());
     }
     block[136..148].copy_from_slice(b"00000000000\0");
     block[156] = b'0';
@@ -121,9 +120,10 @@ pub fn parse_header(block: &[u8; BLOCK]) -> Result<Option<(String, u64)>, Invali
         }
         _ => octal(&block[124..136])?,
     };
-    match size < 1 << 62 {
-        true => Ok(Some((text(&block[..100])?, size))),
-        false => Err(InvalidFile),
+    if size < 1 << 62 {
+        Ok(Some((text(&block[..100])?, size)))
+    } else {
+        Err(InvalidFile)
     }
 }
 

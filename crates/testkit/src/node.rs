@@ -541,9 +541,10 @@ impl NodeApi for FakeNode {
 
     fn export_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<LayerStream, NodeError>> {
         Box::pin(async move {
-            match self.layers.lock().contains_key(id) {
-                true => Ok(LayerStream::new(io::Cursor::new(Self::archive(id)))),
-                false => Err(NodeError::NoLayer(id.clone())),
+            if self.layers.lock().contains_key(id) {
+                Ok(LayerStream::new(io::Cursor::new(Self::archive(id))))
+            } else {
+                Err(NodeError::NoLayer(id.clone()))
             }
         })
     }
@@ -626,12 +627,10 @@ impl NodeApi for FakeNode {
                 let state = match wanted.state {
                     WantedState::Running if is_alive => AdoptedState::Running,
                     WantedState::Paused(Kept::Memory) if is_alive => AdoptedState::Paused(Kept::Memory),
-                    WantedState::RunningOrPaused(keep) if is_alive && adoptable.contains(&id) => {
-                        match keep == Kept::Memory && paused.contains(&id) {
-                            true => AdoptedState::Paused(Kept::Memory),
-                            false => AdoptedState::Running,
-                        }
+                    WantedState::RunningOrPaused(Kept::Memory) if adoptable.contains(&id) && paused.contains(&id) => {
+                        AdoptedState::Paused(Kept::Memory)
                     }
+                    WantedState::RunningOrPaused(_) if adoptable.contains(&id) => AdoptedState::Running,
                     WantedState::Paused(keep @ (Kept::Image | Kept::Filesystem))
                     | WantedState::RunningOrPaused(keep @ (Kept::Image | Kept::Filesystem))
                         if !lost.contains(&id) =>

@@ -37,9 +37,10 @@ fn open(path: &Path) -> io::Result<(File, std::fs::Metadata)> {
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
-    match metadata.is_file() {
-        true => Ok((file, metadata)),
-        false => Err(io::Error::other("not a regular file")),
+    if metadata.is_file() {
+        Ok((file, metadata))
+    } else {
+        Err(io::Error::other("not a regular file"))
     }
 }
 

@@ -218,20 +218,22 @@ impl Backup<'_> {
         let store = self.open_database(&node).await?;
         let path = self.target.partial.join(DATABASE);
         let is_included = store.copy_to(&path).await.context("copy the database")?;
-        let snapshot = match is_included {
-            true => Store::open(&format!("sqlite:{}", path.display()))
+        let snapshot = if is_included {
+            Store::open(&format!("sqlite:{}", path.display()))
                 .await
-                .context("open the copy of the database")?,
-            false => store.clone(),
+                .context("open the copy of the database")?
+        } else {
+            store.clone()
         };
         let rows = snapshot.of_node(node);
         self.copy_own_files(file).await?;
         self.copy_sandboxes(&rows, &store).await?;
         self.copy_memories(&rows).await?;
         // A copy that was made of a server before may name templates that are deleted since.
-        let deleted_us = match is_included {
-            true => i64::MAX,
-            false => now().as_microsecond() - DELETED_US,
+        let deleted_us = if is_included {
+            i64::MAX
+        } else {
+            now().as_microsecond() - DELETED_US
         };
         self.copy_layers(&rows, deleted_us).await?;
         if is_included {
@@ -253,9 +255,10 @@ impl Backup<'_> {
     async fn open_database(&self, node: &NodeId) -> Result<Store> {
         let path = self.config.database_url.file();
         let is_there = path.as_ref().is_none_or(|path| path.exists());
-        let store = match is_there {
-            true => open_store(self.config).await?,
-            false => bail!(foreign(self.dir.path())),
+        let store = if is_there {
+            open_store(self.config).await?
+        } else {
+            bail!(foreign(self.dir.path()))
         };
         let lease = store.node_by_id(node).await?.and_then(|row| row.lease);
         if lease.is_none_or(|lease| lease.until_us <= now().as_microsecond()) {
@@ -331,10 +334,13 @@ impl Backup<'_> {
         for row in rows.sandbox_list_live().await? {
             let why = match (row.state, row.kept) {
                 (State::Paused, Some(Kept::Memory)) => Some("is paused in memory"),
-                (State::Paused, _) => match self.copy_sandbox(&row, store).await? {
-                    true => None,
-                    false => Some("was resumed or ended while the backup was made"),
-                },
+                (State::Paused, _) => {
+                    if self.copy_sandbox(&row, store).await? {
+                        None
+                    } else {
+                        Some("was resumed or ended while the backup was made")
+                    }
+                }
                 (State::Running, _) => Some("runs"),
                 _ => Some("was being started, paused, resumed or ended"),
             };
@@ -419,11 +425,13 @@ impl Backup<'_> {
         }
         for layer in layers {
             let is_here = self.dir.path().join(LAYERS).join(layer.as_str()).is_dir();
-            let failed = match is_here {
-                true => self.copy_layer(&layer).await.err(),
+            let failed = if is_here {
+                self.copy_layer(&layer).await.err()
+            } else if self.config.blobs.is_some() {
                 // The bucket has it.
-                false if self.config.blobs.is_some() => continue,
-                false => Some(anyhow!("it is no longer on the host")),
+                continue;
+            } else {
+                Some(anyhow!("it is no longer on the host"))
             };
             let Some(error) = failed else {
                 self.manifest.layers.push(layer.to_string());

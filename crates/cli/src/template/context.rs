@@ -69,9 +69,10 @@ impl Context {
         let mut chosen = Chosen::new();
         for word in words {
             // What a variable is may depend on the image, so the platform chooses.
-            let pattern = match word.contains('$') {
-                true => ".".to_owned(),
-                false => dockerfile::expand(word, escape, &|_| None)?,
+            let pattern = if word.contains('$') {
+                ".".to_owned()
+            } else {
+                dockerfile::expand(word, escape, &|_| None)?
             };
             let mut of_word = Chosen::new();
             let matches = self.matches(&pattern)?;

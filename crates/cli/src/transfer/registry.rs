@@ -204,10 +204,7 @@ pub(super) struct Registry {
 impl Registry {
     pub(super) fn new(reference: &Reference, trust: &Trust<'_>, login: Option<Login>, writes: bool) -> Result<Self> {
         let Reference { host, repository, .. } = reference;
-        let scheme = match trust.insecure.contains(host) {
-            true => "http",
-            false => "https",
-        };
+        let scheme = if trust.insecure.contains(host) { "http" } else { "https" };
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let other = connector(roots.clone());
@@ -268,9 +265,10 @@ impl Registry {
             let mut headers = HeaderMap::new();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
             let mut answer = self.send(&Method::PUT, &place, &headers, content).await?;
-            match answer.status.is_success() {
-                true => Ok(true),
-                false => Err(self.failure(&mut answer, "a blob").await),
+            if answer.status.is_success() {
+                Ok(true)
+            } else {
+                Err(self.failure(&mut answer, "a blob").await)
             }
         })
         .await
@@ -284,9 +282,10 @@ impl Registry {
         let place = self.place(&format!("manifests/{tag}"));
         self.repeat(async || {
             let mut answer = self.send(&Method::PUT, &place, &headers, &content).await?;
-            match answer.status.is_success() {
-                true => Ok(()),
-                false => Err(self.failure(&mut answer, "the manifest").await),
+            if answer.status.is_success() {
+                Ok(())
+            } else {
+                Err(self.failure(&mut answer, "the manifest").await)
             }
         })
         .await
@@ -427,9 +426,10 @@ impl Registry {
         if !place.is_tls {
             return Ok(Box::new(stream));
         }
-        let tls = match place.is_same_server(&self.base) {
-            true => &self.own,
-            false => &self.other,
+        let tls = if place.is_same_server(&self.base) {
+            &self.own
+        } else {
+            &self.other
         };
         Ok(Box::new(tls.connect(ServerName::try_from(name)?, stream).await?))
     }
@@ -482,9 +482,10 @@ impl Registry {
             (404, _) => format!("repository {} of {authority} does not have it", self.repository),
             _ => format!("{authority} answered {status} to {what}: {why}"),
         };
-        match status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-            true => anyhow!(message),
-            false => Refused(message).into(),
+        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+            anyhow!(message)
+        } else {
+            Refused(message).into()
         }
     }
 }

@@ -179,9 +179,10 @@ impl NetworkSpec {
             let Ok(network) = entry.parse::<Cidr>() else {
                 let is_domain = entry.parse::<DomainPattern>().is_ok();
                 let entry = entry.clone();
-                return Err(match is_domain {
-                    true => InvalidNetwork::DeniedDomain { index, entry },
-                    false => InvalidNetwork::Denied { index, entry },
+                return Err(if is_domain {
+                    InvalidNetwork::DeniedDomain { index, entry }
+                } else {
+                    InvalidNetwork::Denied { index, entry }
                 });
             };
             policy.deny.push(specified("denyOut", index, entry, network)?);

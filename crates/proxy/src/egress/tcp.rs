@@ -436,9 +436,10 @@ async fn resolve(
     is_open: impl Fn(IpAddr) -> bool,
 ) -> Result<Vec<SocketAddr>, Reason> {
     let resolver = &sandbox.shared.resolver;
-    let addresses = match is_of_rule {
-        true => resolver.addresses_unlimited(name, &sandbox.client).await,
-        false => resolver.addresses(name, &sandbox.client).await,
+    let addresses = if is_of_rule {
+        resolver.addresses_unlimited(name, &sandbox.client).await
+    } else {
+        resolver.addresses(name, &sandbox.client).await
     };
     let mut addresses = match addresses {
         Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => return Err(Reason::Queries),
@@ -453,9 +454,10 @@ async fn resolve(
         .into_iter()
         .map(|address| SocketAddr::new(address, destination.port()));
     let addresses: Vec<_> = with_port.collect();
-    match addresses.is_empty() {
-        true => Err(Reason::DomainAddresses),
-        false => Ok(addresses),
+    if addresses.is_empty() {
+        Err(Reason::DomainAddresses)
+    } else {
+        Ok(addresses)
     }
 }
 

@@ -143,9 +143,10 @@ fn open(source: &Source) -> Result<File, Failure> {
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(&source.path)
         .map_err(failed)?;
-    match file.metadata().map_err(failed)?.is_file() {
-        true => Ok(file),
-        false => Err(irregular()),
+    if file.metadata().map_err(failed)?.is_file() {
+        Ok(file)
+    } else {
+        Err(irregular())
     }
 }
 

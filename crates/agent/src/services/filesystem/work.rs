@@ -38,9 +38,10 @@ impl Abandoned {
     /// # Errors
     /// `canceled` when no caller waits; so none sees it.
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self.is_true() {
-            false => Ok(()),
-            true => Err(Error::new(Code::Canceled, "context canceled")),
+        if self.is_true() {
+            Err(Error::new(Code::Canceled, "context canceled"))
+        } else {
+            Ok(())
         }
     }
 

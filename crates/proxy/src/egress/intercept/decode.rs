@@ -103,9 +103,10 @@ impl Decoded {
     pub(super) fn new(inner: Incoming, is_gzip: bool, permit: OwnedSemaphorePermit) -> Self {
         Self {
             inner,
-            decoder: match is_gzip {
-                true => Decoder::Gzip(MultiGzDecoder::new(Vec::new())),
-                false => Decoder::Undecided(Vec::new()),
+            decoder: if is_gzip {
+                Decoder::Gzip(MultiGzDecoder::new(Vec::new()))
+            } else {
+                Decoder::Undecided(Vec::new())
             },
             input: Bytes::new(),
             is_begun: false,
@@ -180,9 +181,10 @@ impl Decoder {
             // The method, and a checksum of both bytes (RFC 1950 section 2.2).
             let is_zlib = one & 0xF == 8 && u16::from_be_bytes([one, two]) % 31 == 0;
             let first = std::mem::take(first);
-            *self = match is_zlib {
-                true => Self::Zlib(ZlibDecoder::new(Vec::new())),
-                false => Self::Raw(DeflateDecoder::new(Vec::new())),
+            *self = if is_zlib {
+                Self::Zlib(ZlibDecoder::new(Vec::new()))
+            } else {
+                Self::Raw(DeflateDecoder::new(Vec::new()))
             };
             self.writer().write_all(&first)?;
         }

@@ -102,7 +102,7 @@ class Process:
         return (self.ended or time.monotonic()) - self.begun
 
     def poll(self) -> int | None:
-        """The exit code, once it has ended; what is overdue is asked to end, and what does not end is killed."""
+        """The exit code, once the task has ended; an overdue task is asked to end, and killed if it does not."""
         code = self.process.poll()
         if code is not None:
             if self.ended is None:
@@ -117,13 +117,13 @@ class Process:
         return None
 
     def stop(self, why: str) -> None:
-        """Asks it to end, like Ctrl-C."""
+        """Asks the task to end, like Ctrl-C."""
         if self.stopped_for is None:
             self.stopped_for, self._stopped_at = why, time.monotonic()
             self._signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the task immediately."""
         self.stopped_for = self.stopped_for or "killed"
         self._signal(signal.SIGKILL)
 

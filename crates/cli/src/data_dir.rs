@@ -38,7 +38,9 @@ pub(crate) struct InUse {
 fn described(owner: Option<&Owner>) -> String {
     match owner {
         Some(owner) => format!("another ringfence (process {})", owner.pid()),
-        None => format!("a process that an earlier ringfence left; `fuser {LOCK_FILE}` in there names it"),
+        None => {
+            format!("a process that an earlier ringfence left behind; `fuser {LOCK_FILE}` in that directory shows it")
+        }
     }
 }
 
@@ -99,7 +101,7 @@ impl DataDir {
                 DirBuilder::new()
                     .mode(0o700)
                     .create(path)
-                    .with_context(|| format!("make the data directory {}", path.display()))?;
+                    .with_context(|| format!("create the data directory {}", path.display()))?;
             }
             Some(metadata) => {
                 check_owner(path, &metadata)?;

@@ -121,7 +121,7 @@ fn wait_for_end(process: &OwnedFd) -> Result<()> {
     };
     let mut fds = [PollFd::new(process, PollFlags::IN)];
     if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
-        bail!("it did not end within {} s", DRAIN_BOUND.as_secs());
+        bail!("the process did not end within {} s", DRAIN_BOUND.as_secs());
     }
     Ok(())
 }

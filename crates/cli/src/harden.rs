@@ -30,7 +30,7 @@ pub(crate) fn harden() -> Result<()> {
     raise_open_files();
     lower_oom_score();
     if let Err(error) = runtime::schedule::platform() {
-        tracing::debug!("the platform is scheduled like any program: {error}");
+        tracing::debug!("cannot raise the scheduling priority of the platform: {error}");
     }
     Ok(())
 }

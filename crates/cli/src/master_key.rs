@@ -277,7 +277,7 @@ pub(crate) async fn rotate(store: &Store, dir: &DataDir, source: &KeySource, to:
             output::line(&format!("{count} secrets have a new master key, {}", path.display()))
         }
         (Some(to), _) => output::line(&format!(
-            "{count} secrets have the master key of {}: configure it now, the one before opens nothing any more",
+            "{count} secrets have the master key of {}: configure it now, because the previous key no longer decrypts anything",
             to.display()
         )),
         (None, None) => Ok(()),

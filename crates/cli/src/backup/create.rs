@@ -95,7 +95,7 @@ pub(super) fn run(config: &Config, file: Option<PathBuf>, to: &Path, skip_missin
 /// Resolves when the platform holds nothing any more.
 async fn until_lost(mut hold: Incoming) -> anyhow::Error {
     while let Some(Ok(_)) = hold.frame().await {}
-    anyhow!("the platform was stopped while the backup was made: make it again")
+    anyhow!("the platform was stopped while the backup was made: start it again")
 }
 
 fn report(config: &Config, to: &Path, manifest: &Manifest, data: u64) -> Result<()> {
@@ -107,21 +107,23 @@ fn report(config: &Config, to: &Path, manifest: &Manifest, data: u64) -> Result<
         mib(data)
     ))?;
     for lost in &manifest.missing {
-        output::line(&format!("not in it: {lost}"))?;
+        output::line(&format!("not in the backup: {lost}"))?;
     }
     for LeftOut { id, why } in &manifest.left_out {
-        output::line(&format!("not in it: sandbox {id}, which {why}"))?;
+        output::line(&format!("not in the backup: sandbox {id}, which {why}"))?;
     }
     if manifest.database == Database::Postgresql {
-        output::line("not in it: the database, which is on PostgreSQL; back it up with pg_dump")?;
+        output::line("not in the backup: the database, which is on PostgreSQL; back it up with pg_dump")?;
     }
     match &config.master_key {
         KeySource::DataDir if manifest.has_master_key => Ok(()),
         KeySource::DataDir => output::line(
-            "not in it: the master key, which is not in the data directory; it is where the configuration of the platform says",
+            "not in the backup: the master key, which is not in the data directory: copy it from where the configuration of the platform has it",
         ),
-        KeySource::File(path) => output::line(&format!("not in it: the master key, {}", path.display())),
-        KeySource::Environment(_) => output::line("not in it: the master key, which comes from the environment"),
+        KeySource::File(path) => output::line(&format!("not in the backup: the master key, {}", path.display())),
+        KeySource::Environment(_) => {
+            output::line("not in the backup: the master key, which comes from the environment")
+        }
     }
 }
 
@@ -431,7 +433,7 @@ impl Backup<'_> {
                 // The bucket has it.
                 continue;
             } else {
-                Some(anyhow!("it is no longer on the host"))
+                Some(anyhow!("the host has lost it"))
             };
             let Some(error) = failed else {
                 self.manifest.layers.push(layer.to_string());

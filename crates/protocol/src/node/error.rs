@@ -19,7 +19,7 @@ pub enum NodeError {
     Capacity(String),
     /// Other sandboxes are being restored with their processes, and the turn of this one did not come in time; a later
     /// attempt may succeed. Everything is as before.
-    #[error("its turn to be restored did not come in time")]
+    #[error("too many sandboxes are being restored: the turn of this one did not come in time")]
     Busy {
         /// How many sandboxes of its owner can be restored at the same time, if the request waited for others of this
         /// owner; none if it waited for those of other owners.
@@ -40,7 +40,7 @@ pub enum NodeError {
     #[error("{0}")]
     Unsupported(String),
     /// The request was given up, because another one asked for the opposite. Everything is as before.
-    #[error("it was cancelled")]
+    #[error("the request was cancelled")]
     Cancelled,
     /// The request failed on the host.
     #[error(transparent)]
@@ -158,7 +158,7 @@ mod tests {
             (
                 NodeError::Busy { owner_limit: Some(2) },
                 "busy",
-                &["its turn to be restored did not come in time"],
+                &["too many sandboxes are being restored: the turn of this one did not come in time"],
             ),
             (
                 NodeError::Refused("/a: a block device".to_owned()),
@@ -170,7 +170,7 @@ mod tests {
                 "unavailable",
                 &["what is needed cannot be fetched: no answer"],
             ),
-            (NodeError::Cancelled, "cancelled", &["it was cancelled"]),
+            (NodeError::Cancelled, "cancelled", &["the request was cancelled"]),
             (
                 NodeError::Unsupported("no freezer".to_owned()),
                 "unsupported",

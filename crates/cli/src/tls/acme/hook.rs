@@ -123,7 +123,7 @@ impl Hook {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => bail!("{}: {status}{}", said(), quoted(&tail)),
             Ok(Err(error)) => Err(error).with_context(said),
-            Err(_) => bail!("{}: no end after {:?}{}", said(), self.timeout, quoted(&tail)),
+            Err(_) => bail!("{}: did not end within {:?}{}", said(), self.timeout, quoted(&tail)),
         }
     }
 }

@@ -123,7 +123,7 @@ pub(super) fn trusted(ca: Option<&Path>) -> Result<RootCertStore> {
         roots.add(certificate.with_context(said)?).with_context(said)?;
     }
     if roots.is_empty() {
-        bail!("{} holds no certificate", path.display());
+        bail!("{} contains no certificate", path.display());
     }
     Ok(roots)
 }

@@ -26,7 +26,7 @@ pub enum BlobError {
         /// The code of the server.
         why: String,
     },
-    /// No answer, or one that may be another later.
+    /// The server did not answer, or may answer otherwise later.
     #[error("the blob store does not work for {place}: {why}")]
     Unavailable {
         /// The bucket, for messages.
@@ -56,7 +56,7 @@ pub enum BlobError {
 }
 
 impl BlobError {
-    /// Whether it will be the same until the operator changes something.
+    /// Whether the error stays until the operator changes something.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::Settings(_) | Self::NoBucket(_) | Self::Refused { .. })

@@ -425,8 +425,8 @@ impl Blobs {
         self.inner.request(name, read).await
     }
 
-    /// Makes the objects below the prefix those of `owner`, if they are nobody's yet. Two databases that share a prefix
-    /// would delete the objects of each other.
+    /// Makes the objects below the prefix those of `owner`, if they have no owner yet. Two databases that share a
+    /// prefix would delete the objects of each other.
     ///
     /// # Errors
     /// When the store fails.

@@ -37,7 +37,7 @@ const HIDDEN_FROM: usize = 8;
 const MASK_FROM: usize = 12;
 /// The shown part.
 const MASK_HEAD: usize = 4;
-/// Stands for the rest.
+/// What a mask shows in the place of the rest.
 const MASK: &str = "****";
 /// Scheme words before credentials, which are no secrets.
 const SCHEMES: [&str; 3] = ["bearer ", "basic ", "token "];

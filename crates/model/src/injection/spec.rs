@@ -216,13 +216,13 @@ impl Injection {
         Ok(rules.collect())
     }
 
-    /// Whether it is of a provider that has a token, which [`Self::set_token`] can replace.
+    /// Whether the injection is for a provider with a token, which [`Self::set_token`] can replace.
     #[must_use]
     pub fn has_token(&self) -> bool {
         self.token.is_some()
     }
 
-    /// Replaces its token.
+    /// Replaces the token of the injection.
     pub fn set_token(&mut self, token: Secret) {
         self.token = Some(token);
     }

@@ -19,9 +19,9 @@ const SUPERSEDED: &str = "superseded by a newer build of the same template and t
 /// The template of a requested build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildTarget {
-    /// The one that has the alias, or else a new one with this id.
+    /// The template that has the alias, or else a new one with this id.
     Alias(TemplateId),
-    /// One that exists. If there is an alias, it replaces the others of the template.
+    /// A template that exists. If there is an alias, it replaces the others of the template.
     Template(TemplateId),
 }
 

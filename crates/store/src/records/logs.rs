@@ -142,7 +142,7 @@ const ROWS: usize = 32;
 
 /// The statement that inserts [`ROWS`] entries.
 static INSERT_MANY: LazyLock<String> = LazyLock::new(|| insert_sql(ROWS));
-/// The statement that inserts one.
+/// The statement that inserts one entry.
 static INSERT_ONE: LazyLock<String> = LazyLock::new(|| insert_sql(1));
 
 fn insert_sql(rows: usize) -> String {

@@ -11,11 +11,11 @@ const VALUE_LIMIT: usize = 4096;
 /// What is shown of one file's metadata, in bytes. Uploads store a page at most, others as much as they like.
 const LIMIT: usize = 64 * 1024;
 
-/// What has the attributes.
+/// The file whose attributes are read.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject<'a> {
     Open(&'a File),
-    /// What the path leads to.
+    /// The file that the path leads to.
     At(&'a Path),
 }
 

@@ -1,4 +1,4 @@
-//! As whom a request is carried out, and what a path in it means to that user.
+//! The user for whom a request is carried out, and what a path in it means to that user.
 
 use std::cell::RefCell;
 use std::path::PathBuf;

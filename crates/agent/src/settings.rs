@@ -105,7 +105,7 @@ impl AgentSettings {
         Ok(true)
     }
 
-    /// Has processes from now on find a CA certificate that was installed.
+    /// Makes processes that start from now on find a CA certificate that was installed.
     pub(crate) fn trust(&mut self, trust: Trust) {
         self.trust = Some(trust);
     }

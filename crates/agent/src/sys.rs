@@ -68,7 +68,7 @@ pub(crate) fn adopt_fd(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Has the event loop watch an open file.
+/// Registers an open file with the event loop.
 ///
 /// # Errors
 /// Those of registering it.

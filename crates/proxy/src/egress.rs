@@ -73,7 +73,7 @@ impl EgressGateway {
         }
     }
 
-    /// What the operator says.
+    /// The operator's settings of the gateway.
     #[must_use]
     pub fn settings(&self) -> &EgressSettings {
         &self.shared.settings

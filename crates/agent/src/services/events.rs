@@ -63,7 +63,7 @@ impl Reader {
     }
 }
 
-/// Is the reader of the queue until it is dropped, or until another one takes over.
+/// Makes a connection the reader of the queue until this is dropped, or until another one takes over.
 struct Reading {
     event_queue: Rc<EventQueue>,
     reader: Rc<Reader>,
@@ -158,7 +158,7 @@ impl EventQueue {
         let _ = self.reader.subscribe().changed().await;
     }
 
-    /// Has something sent to the reader, by which [`Self::is_followed`] can see whether it reads.
+    /// Sends the reader something by which [`Self::is_followed`] can see whether it reads.
     pub(crate) fn probe(&self) {
         if self.waiting.borrow().is_empty() {
             self.record(&AgentEvent::Heartbeat);

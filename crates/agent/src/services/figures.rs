@@ -116,7 +116,7 @@ impl Figures {
         }
     }
 
-    /// What a reader finds: a new text at the beginning of a file, behind it the one that it has begun to read.
+    /// The text that a reader finds: a new one at the beginning of a file, behind it the one that it has begun to read.
     async fn text(&self, file: usize, handle: u64, offset: u64) -> Rc<str> {
         let kept = |(owner, text): &(u64, Rc<str>)| (*owner == handle).then(|| text.clone());
         if offset > 0

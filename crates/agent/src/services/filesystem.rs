@@ -218,7 +218,7 @@ fn read_entry(path: &Path, names: &Names) -> Result<EntryInfo, Error> {
     })
 }
 
-/// Has a long answer keep its share of the memory for as long as it is being sent.
+/// Keeps the share of the memory that a long answer takes for as long as it is being sent.
 fn hold(mut response: Response<Body>, share: Option<OwnedSemaphorePermit>) -> Response<Body> {
     struct Held {
         bytes: Bytes,

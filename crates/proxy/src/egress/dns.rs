@@ -94,7 +94,7 @@ enum Bound {
     Datagrams,
     /// The rate of the sandbox. Its connections bound how many wait.
     Connections,
-    /// Nothing bounds the question, because it did not choose the name.
+    /// Nothing bounds the question, because the sandbox did not choose the name.
     None,
 }
 

@@ -263,7 +263,7 @@ fn end_writing(to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Whether the direction ended, and not by silence.
+/// Relays one direction until it ends; returns whether it ended, and not by silence.
 async fn pump(
     pipes: &Pipes,
     (from, to, chunk): (&TcpStream, &TcpStream, usize),

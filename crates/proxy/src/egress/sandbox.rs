@@ -122,7 +122,7 @@ impl Sandbox {
         (self.report)(EgressReport::Connection(record));
     }
 
-    /// Requests have a rate of their own, so that refused connections cannot keep them out of the log.
+    /// Reports a request, at a rate of its own, so that refused connections cannot keep requests out of the log.
     pub(super) fn report_request(&self, request: Box<InjectedRequest>) {
         self.shared.counters.injected();
         let Some(unreported) = self.request_reports.admit() else {

@@ -11,7 +11,8 @@ use tokio::net::TcpStream;
 /// the buffers of each socket grow to what the host allows for one, often tens of megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
-    /// Of the socket to the outside, for what comes and for what is sent. The first bounds the speed over a long way.
+    /// Sizes of the buffers of the socket to the outside, for what comes and for what is sent. The first bounds the
+    /// speed over a long way.
     outside: (usize, usize),
     /// Sizes of the buffers of the socket in the sandbox, where nothing is far away. Segments there have up to 64 KiB,
     /// and programs send slowly to a buffer for which they have to be cut.

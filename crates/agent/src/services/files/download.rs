@@ -296,7 +296,8 @@ struct Chunks {
     file: Arc<File>,
     offset: u64,
     end: u64,
-    /// The end is wherever reading ends. Otherwise an early end is an error, because the length was promised.
+    /// Whether the file ends wherever reading ends. Otherwise an early end is an error, because the length was
+    /// promised.
     growing: bool,
     next: Option<JoinHandle<io::Result<Bytes>>>,
     first: Bytes,

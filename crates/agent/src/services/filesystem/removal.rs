@@ -37,9 +37,9 @@ pub(super) fn remove(path: &Path, abandoned: &Abandoned) -> io::Result<()> {
 
 /// A directory that is being emptied.
 struct Level {
-    /// Its name in the one above.
+    /// Name of the directory in its parent.
     name: CString,
-    /// Device and inode of the one above.
+    /// Device and inode of the parent.
     parent: (u64, u64),
 }
 

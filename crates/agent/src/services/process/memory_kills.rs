@@ -29,7 +29,7 @@ impl MemoryKills {
         }
     }
 
-    /// How many there were up to now.
+    /// Number of kills so far.
     pub(super) fn count(&self) -> u64 {
         let mut buffer = [0; 1024];
         let read = self.file.as_ref().and_then(|file| file.read_at(&mut buffer, 0).ok());

@@ -45,7 +45,7 @@ struct Job {
     share: Option<OwnedSemaphorePermit>,
 }
 
-/// What starts processes, and what that takes.
+/// Starts processes at the request of clients.
 pub(crate) struct Starter {
     pub(crate) accounts: Rc<Accounts>,
     pub(crate) settings: Rc<RefCell<AgentSettings>>,

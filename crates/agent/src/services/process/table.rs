@@ -141,7 +141,7 @@ impl Process {
         }
     }
 
-    /// From here on the end does not wait for the output pipes, which descendants may hold open.
+    /// Lets the end no longer wait for the output pipes, which descendants may hold open.
     pub(crate) fn waive_output(&self) {
         self.waived.set(true);
         if self.is_reaped() {
@@ -149,13 +149,13 @@ impl Process {
         }
     }
 
-    /// Whether its end is a SIGKILL that no client asked for, its own or, as shells report it, that of the program
-    /// which it ran.
+    /// Whether the process ended by a SIGKILL that no client asked for, its own or, as shells report it, that of the
+    /// program which it ran.
     pub(crate) fn was_killed_by_another(&self) -> bool {
         !self.waived.get() && self.status.get().is_some_and(status::is_kill)
     }
 
-    /// Its end was for lack of memory.
+    /// Notes that the process ended because the sandbox had no memory left.
     pub(crate) fn note_out_of_memory(&self) {
         self.out_of_memory.set(true);
     }

@@ -69,7 +69,7 @@ impl Beyond {
         self.changed.notify_one();
     }
 
-    /// Returns once there are some.
+    /// Returns once there are questions beyond the limits.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }

@@ -43,7 +43,7 @@ impl fmt::Debug for Interceptor {
 }
 
 impl Interceptor {
-    /// With the limits of connections at a time, and of requests.
+    /// Creates the state with the limits of connections at a time, and of requests.
     pub(crate) fn new(limits: &EgressLimits) -> Self {
         let most = usize::try_from(limits.intercepted).unwrap_or(usize::MAX);
         let burst = limits.requests_per_s.saturating_mul(EgressLimits::BURST_FACTOR);

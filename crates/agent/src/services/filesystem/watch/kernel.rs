@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 /// Bytes that are read from the kernel at once: up to a thousand events.
 const BATCH: usize = 16 * 1024;
-/// What is watched for.
+/// Events for which each directory is watched.
 pub(super) const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MOVED_TO)
     .union(WatchFlags::MOVED_FROM)

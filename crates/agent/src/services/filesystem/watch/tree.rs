@@ -1,4 +1,4 @@
-//! What one watch watches: a directory, or all directories of a tree that grows, shrinks and is moved about.
+//! The directories of one watch: a single one, or all of a tree that grows, shrinks and is moved about.
 //!
 //! The kernel watches single directories. A new one is watched first and read then, so that whatever comes into it is
 //! seen one way or the other; what is found by reading is announced as created, and the kernel's event for the same
@@ -208,7 +208,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What happens to a directory itself. Below the root its parent reports it, too.
+    /// Handles an event about the root itself. Below the root its parent reports it, too.
     fn apply_to_root(&mut self, event: &Raw, out: &mut Outbox, names: &Names) -> Result<(), Error> {
         if event.watch != self.root_watch {
             return Ok(());

@@ -262,7 +262,8 @@ def test_nothing_is_left_untried(way: str) -> None:
 
 
 def test_network(work_dir: Path, tmp_path: Path) -> None:
-    """The client has no options for it: a sandbox of its has the operator's policy, and the log says what that refused."""
+    """The client has no options for networks: its sandboxes have the operator's policy, and the log says what was
+    refused."""
     with secure_platform_on_the_internet(work_dir / "cli-network", f'deny = "{DENIED}"\n') as (server, internet):
         client = Client(server, tmp_path)
         client.ok("sandbox", "create", "--detach", "base")

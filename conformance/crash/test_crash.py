@@ -175,7 +175,7 @@ def check(world: World) -> None:
 
 
 def empty(world: World) -> None:
-    """Deletes everything that is known."""
+    """Deletes all sandboxes that the test knows."""
     for name, known in list(world.known.items()):
         assert known.sandbox.kill()
         world.deleted.add(name)
@@ -309,7 +309,8 @@ def kill_while_starting(platform: Platform, after_s: float) -> None:
 
 
 def test_kill_9_during_down_and_the_first_start(work_dir: Path) -> None:
-    """Both run alone in their data directory; dying in the middle of either leaves it usable and the host clean."""
+    """Both commands run alone in their data directory; dying in the middle of either leaves it usable and the host
+    clean."""
     before = HostState.take()
     for after_ms in (0, 5, 20, 50, 100, 200):
         server = Platform(work_dir / f"first{after_ms}")

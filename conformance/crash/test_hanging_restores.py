@@ -155,7 +155,7 @@ def allowed(answer: httpx.Response) -> float:
 
 
 def resume(team: Team, box: str) -> None:
-    """Connects as soon as that is tried again."""
+    """Connects to a sandbox as soon as the platform tries restores again."""
 
     def is_resumed() -> bool:
         answer = team.connect(box)

@@ -128,7 +128,7 @@ def test_ids_are_those_of_whom_the_registry_names(places: Places, tmp_path: Path
 
 
 def check(look: Callable[[], set[str] | Counter[str]], make: Callable[[Path], object], places: Places) -> None:
-    """Something that is made for the neighbour is not seen, and the same of ours is."""
+    """An object that is made for the neighbour is not seen, and one that is made for us is."""
     before = set(look())
     make(places.theirs)
     assert set(look()) == before

@@ -66,13 +66,13 @@ class Holder:
         return self.api.get(self.path).json()
 
     def goes_on(self) -> None:
-        """The same process, with all of its memory."""
+        """Checks that the program goes on: the same process, with all of its memory."""
         until(lambda: self.seen()[0] > self.count, "it goes on")
         self.count, pid = self.seen()
         assert pid == self.pid
 
     def pause(self) -> str:
-        """Pauses, and returns where its processes are."""
+        """Pauses the sandbox, and returns where its processes are kept."""
         answer = self.api.post(f"{self.path}/pause")
         assert answer.status_code == 204, answer.text
         return self.detail()["pauseStorage"]
@@ -189,7 +189,8 @@ def test_a_damaged_image_is_refused(crashing: Platform) -> None:
 
 
 def test_a_damaged_program_of_the_agent_is_refused(crashing: Platform) -> None:
-    """It runs in every sandbox that is restored, and is not in their images. The next pause of another one repairs it."""
+    """The program runs in every sandbox that is restored, and is not in their images. The next pause of another one
+    repairs it."""
     holder = Holder(crashing)
     assert holder.pause() == "disk"
     program = json.loads((image_of(crashing, holder) / "about.json").read_text())["agent"]

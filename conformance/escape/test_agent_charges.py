@@ -31,7 +31,7 @@ MARGIN_CORES = 0.2
 
 
 def groups(sandbox: Sandbox, controller: str, *names: str) -> list[Path]:
-    """Those of a sandbox's outermost groups that have one of these files, by that file."""
+    """Outermost control groups of a sandbox that have one of these files, as paths of that file."""
     found = []
     for mount in (f"/sys/fs/cgroup/{controller}", "/sys/fs/cgroup"):
         for name in names:
@@ -48,7 +48,7 @@ def charged_mb(sandbox: Sandbox) -> float:
 
 
 def peak_mb(sandbox: Sandbox) -> float:
-    """The most that was ever charged."""
+    """The most memory that was ever charged."""
     files = groups(sandbox, "memory", "memory.max_usage_in_bytes", "memory.peak")
     return sum(int(file.read_text()) for file in files) / MB
 

@@ -352,7 +352,7 @@ while True:
 
 
 def test_a_pause_without_space_for_the_memory_keeps_it() -> None:
-    """Before it is written, and when the space goes while it is."""
+    """The space is missing before the memory is written, or goes while it is written."""
     with small_host(criu_config()) as (server, mount):
         api = httpx.Client(
             base_url=server.url, headers={"X-API-Key": server.credentials()["E2B_API_KEY"]}, timeout=120

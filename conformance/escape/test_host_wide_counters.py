@@ -31,7 +31,7 @@ def inside(sandbox: Sandbox, code: str, user: str):
 
 
 def held_inside(sandbox: Sandbox, code: str, user: str):
-    """The same of a program that keeps what it took."""
+    """What a program prints as JSON that keeps running, and with it what it took."""
     return json.loads(Background(sandbox, PRELUDE + code + "\nimport time\ntime.sleep(86400)\n", user).said)
 
 

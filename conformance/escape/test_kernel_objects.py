@@ -75,7 +75,7 @@ def uncharged_bytes() -> int:
 
 
 def settled_bytes() -> int:
-    """The same, once what ended before has been given back: charges end earlier than objects."""
+    """Uncharged bytes, once what ended before has been given back: charges end earlier than objects."""
     last, deadline = uncharged_bytes(), time.monotonic() + 1.5
     while time.monotonic() < deadline:
         idle_for(0.05)

@@ -52,7 +52,7 @@ class Holder(Asked):
         return json.loads(self.ask(self.sandbox, "").splitlines()[0])
 
     def seen(self) -> set[str]:
-        """Which of them were used since this was called last."""
+        """Paths that were used since the last call of this method."""
         return set(self.answer()[2])
 
 

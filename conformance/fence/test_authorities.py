@@ -78,7 +78,7 @@ def trusts(box: Sandbox) -> None:
 
 
 def tools_trust(box: Sandbox, index: str) -> None:
-    """What is built on these does as well."""
+    """Tools trust the certificates, and so does what is built on them."""
     pip = f"python3 -m pip install -q --no-cache-dir --disable-pip-version-check --index-url {index} --target /tmp/tools trustedtool"
     assert box.commands.run(f"{pip} && PYTHONPATH=/tmp/tools python3 -m trustedtool", timeout=120).stdout == "installed\n"
     box.commands.run(f"npm ping --registry https://{SITE}/", timeout=90)

@@ -122,7 +122,7 @@ def test_private_addresses_of_names(make: Callable[..., Sandbox], internet: Inte
 
 
 def test_names_that_the_operator_defines(make: Callable[..., Sandbox], internet: Internet) -> None:
-    """The resolver answers them itself."""
+    """The resolver answers names that the operator defines itself."""
     box = make()
     moved, other = outgoing(box, {"do": "dns", "name": "moved.example.com"}, {"do": "dns", "name": "stays.example.com"})
     assert moved["addresses"] == ["93.191.0.9"] and other["addresses"] == [home("stays.example.com")]
@@ -130,7 +130,7 @@ def test_names_that_the_operator_defines(make: Callable[..., Sandbox], internet:
 
 
 def test_networks_that_the_operator_closes(make: Callable[..., Sandbox]) -> None:
-    """No policy of a sandbox opens them."""
+    """No policy of a sandbox opens networks that the operator closes."""
     for box in (make(), make(network={"allow_out": ["93.191.7.0/24", "2606:4700:91::1"]})):
         seen = results(box, *({"do": kind, "to": to} for to in ("93.191.7.1", "2606:4700:91::1", "93.191.6.1") for kind in ("tcp", "udp")))
         assert [result == "ok" for result in seen] == [False] * 4 + [True] * 2, seen
@@ -184,7 +184,8 @@ def test_a_platform_that_denies_by_default(platform: Platform, work_dir: Path) -
 
 @pytest.mark.parametrize(("config", "is_open"), [(OPEN_FOR_ONE_TEAM, True), (CLOSED_FOR_ONE_TEAM, False)])
 def test_a_default_for_one_team(platform: Platform, work_dir: Path, config: str, is_open: bool) -> None:
-    """It replaces that for all, in both directions, and policies are above it."""
+    """The default of a team replaces the operator's for all of its sandboxes, in both directions, and policies are
+    above it."""
     with running(work_dir / f"team-{is_open}", config):
         plain, denied, allowed = Sandbox.create(), Sandbox.create(network={"deny_out": ["93.191.3.4"]}), Sandbox.create(network={"allow_out": ["93.191.3.4"]})
         seen = [results(box, {"do": "tcp", "to": "93.191.3.4"}) == ["ok"] for box in (plain, denied, allowed)]

@@ -144,7 +144,7 @@ def test_what_sandboxes_need_is_installed(debian: Registry, name: str) -> None:
 
 
 def test_what_cannot_be_installed_is_named(debian: Registry, name: str) -> None:
-    """Its own sources do not answer here as a repository does."""
+    """The package sources of the image do not answer here as a repository does."""
     lines = build(Template().from_image(f"{HOST}:{PORT}/debian:bare").run_cmd("id -un"), name)
     warned = [line for line in lines if line.startswith("warn")]
     assert ["sudo" in line and "ca-certificates" in line for line in warned] == [True], lines

@@ -142,7 +142,7 @@ def test_a_proxy_that_says_nothing(create: Callable[..., Sandbox], internet: Int
 
 
 def test_names_of_proxies(create: Callable[..., Sandbox], platform: Platform, internet: Internet) -> None:
-    """They are resolved for each connection, and may not lead to what is closed."""
+    """Names of proxies are resolved for each connection, and may not lead to what is closed."""
     named = create(network={"egress_proxy": through(OPEN, NAMED_PROXY), "deny_out": [ALL], "allow_out": ["93.195.5.1"]})
     assert results(named, {"do": "tcp", "to": "93.195.5.1"}) == ["ok"]
     for name in ("v4-10-9-0-1.example.net", f"v4-{HOST_V4.replace('.', '-')}.example.net", "missing-proxy.example.net"):

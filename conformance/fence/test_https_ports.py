@@ -67,7 +67,7 @@ def test_servers_with_tls(create: Callable[..., Sandbox], platform: Platform, in
 
 
 def test_an_update_changes_the_ports(create: Callable[..., Sandbox], platform: Platform, internet: Internet) -> None:
-    """Which SDKs do not send, but the API takes."""
+    """SDKs do not send such an update, but the API takes it."""
     box = create()
     box.files.write("/tmp/certificate.pem", (internet.certificates / "example.com.pem").read_text())
     box.files.write("/tmp/server.py", SERVER)

@@ -104,7 +104,7 @@ def test_images_that_are_not_there_say_so(registries: dict[int, Registry], name:
 
 
 def test_a_certificate_of_an_unknown_issuer_is_refused(registries: dict[int, Registry], name: str) -> None:
-    """That another name of the same registry has an issuer does not help."""
+    """An issuer for another name of the same registry does not help."""
     with pytest.raises(Exception, match=f"TLS with other.example.org:{SECURE}"):
         build(Template().from_image(f"other.example.org:{SECURE}/tools/shell:1", username=USER, password=PASSWORD), name)
 

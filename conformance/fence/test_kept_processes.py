@@ -90,7 +90,7 @@ class Client:
         self.ask(box, some_path())
 
     def ask(self, box: Sandbox, path: str) -> str:
-        """What it says about a request."""
+        """The answer to a request of the program in a sandbox."""
         return self.program.ask(box, f"https://{API}{path}").removeprefix("status ").strip()
 
 
@@ -229,7 +229,7 @@ class Connected:
         return dict(words for line in lines if len(words := line.split()) == 2)
 
     def assert_ended(self, box: Sandbox) -> None:
-        """All of them have failed, and none looks as if the server had closed it."""
+        """Checks that all connections have failed, and that none looks as if the server had closed it."""
         until(lambda: len(self.outcomes(box)) == self.count, "it knows of each")
         for name, outcome in self.outcomes(box).items():
             # With half of a connection gone before, the kernel has no reset to tell of.
@@ -242,7 +242,7 @@ class Connected:
 
 
 def test_connections_of_copies(create: Callable[..., Sandbox], internet: Internet) -> None:
-    """Those of a sandbox that goes on stay, and those of forks and of sandboxes from a snapshot fail."""
+    """Connections of a sandbox that goes on stay, and those of forks and of sandboxes from a snapshot fail."""
     box = create()
     # What arrives all the time can keep a sandbox from being copied.
     connected = Connected(box, internet, ("waits", "sends", "half"))
@@ -276,7 +276,7 @@ def test_connections_of_a_sandbox_on_disk(create: Callable[..., Sandbox], intern
 
 
 def test_connections_of_a_sandbox_in_memory(create: Callable[..., Sandbox], internet: Internet) -> None:
-    """The same where the processes cannot be written."""
+    """Connections end as well where the processes cannot be written, and stay in memory."""
     box = create()
     connected = Connected(box, internet)
     box.commands.run("touch /dev/mqueue/queue", user="root")

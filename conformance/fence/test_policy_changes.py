@@ -99,7 +99,7 @@ def test_connections_by_name(create: Callable[..., Sandbox]) -> None:
 
 
 def test_udp_flows_end_with_their_policy(create: Callable[..., Sandbox], internet: Internet) -> None:
-    """Also those of a socket that has sent before."""
+    """Flows of a socket that has sent before end as well."""
     box = create()
     flow = (
         "import socket,time\nu=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); u.settimeout(1); u.connect(('93.190.1.1',7)); last=''\n"

@@ -79,7 +79,7 @@ def test_only_one_server_is_allowed(create: Callable[..., Sandbox], internet: In
 
 
 def test_many_queries_to_a_server(create: Callable[..., Sandbox]) -> None:
-    """Each with a socket of its own, as resolvers send them."""
+    """Each query has a socket of its own, as resolvers send them."""
     box = create(network={"deny_out": [ALL], "allow_out": ["8.8.8.8"]})
     names = [f"each-{number}.example.com" for number in range(200)]
     outcomes = outgoing(box, *({"do": "dns", "name": name, "server": "8.8.8.8"} for name in names))
@@ -87,7 +87,7 @@ def test_many_queries_to_a_server(create: Callable[..., Sandbox]) -> None:
 
 
 def test_servers_of_a_policy(create: Callable[..., Sandbox], internet: Internet) -> None:
-    """They are asked instead of the operator's, in their order, also after a change."""
+    """Servers of a policy are asked instead of the operator's, in their order, also after a change."""
     box = create(network={"dns_servers": ["8.8.4.4", "8.8.8.8"]})
 
     def asked(name: str) -> set[str]:

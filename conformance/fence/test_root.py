@@ -118,7 +118,8 @@ def test_own_servers_do_not_get_in_the_way(create: Callable[..., Sandbox]) -> No
 
 
 def test_the_host_is_not_reachable(create: Callable[..., Sandbox], platform: Platform, internet: Internet) -> None:
-    """Neither its loopback nor its own addresses nor the API of the platform; all of them answer on the host itself."""
+    """Root reaches neither the loopback of the host nor its addresses nor the API of the platform; all of them
+    answer on the host."""
     ports = (7, 80, 443, 8080, platform.port)
     attempts: list[dict[str, Any]] = []
     for to in ("127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", HOST_V4, HOST_V6, f"::ffff:{HOST_V4}", "10.0.0.1", "10.0.0.2"):

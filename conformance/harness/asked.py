@@ -15,7 +15,7 @@ class Asked:
         self.word = word
 
     def ask(self, box: Sandbox, line: str) -> str:
-        """What it says to a line, in the sandbox where it was started or in one that goes on from that."""
+        """The answer of the program to a line, in the sandbox where it was started or in one that goes on from that."""
         handle = box.commands.connect(self.pid, timeout=0)
         box.commands.send_stdin(self.pid, f"{line}\n")
         said = ""

@@ -30,7 +30,7 @@ class Packet:
 
     @classmethod
     def parse(cls, frame: bytes) -> Packet | None:
-        """None unless it is IP."""
+        """Parses a frame; none unless it is IP."""
         kind = struct.unpack("!H", frame[12:14])[0]
         if kind == IPV4:
             protocol, to, start = frame[23], socket.inet_ntop(socket.AF_INET, frame[30:34]), 14 + (frame[14] & 15) * 4
@@ -81,7 +81,7 @@ class Capture:
         return self.seen
 
     def to(self, *addresses: str) -> list[Packet]:
-        """Those to one of the addresses."""
+        """Packets to one of the addresses."""
         return [packet for packet in self.packets() if packet.to in addresses]
 
 

@@ -17,7 +17,7 @@ def git(directory: Path, *command: str) -> str:
 
 
 class CodeHost:
-    """Its repositories, and the tokens that it accepts."""
+    """A server of repositories, and the tokens that it accepts."""
 
     def __init__(self, internet: Internet) -> None:
         self.internet = internet

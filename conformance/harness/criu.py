@@ -14,7 +14,7 @@ def criu_config() -> str:
 
 
 def frozen_config() -> str:
-    """The same, with pauses that are answered when the processes are stopped."""
+    """Configuration like `criu_config`, with pauses that are answered when the processes are stopped."""
     return f'{criu_config()}answer = "frozen"\n'
 
 

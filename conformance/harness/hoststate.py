@@ -95,7 +95,7 @@ def holders() -> set[str]:
 
 
 def _others() -> set[str]:
-    """Those of other platforms."""
+    """Holders that belong to other platforms."""
     return {holder for holder in holders() if not _is_own_path(holder)}
 
 

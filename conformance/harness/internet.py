@@ -167,7 +167,7 @@ class Internet:
         return [json.loads(line) for line in self.host_log_path.read_bytes().splitlines()]
 
     def mark(self) -> Callable[..., list[dict[str, Any]]]:
-        """As `events`, but only those from now on."""
+        """Returns a function like `events` for events from now on."""
         since = len(self.events())
 
         def later(**values: Any) -> list[dict[str, Any]]:

@@ -228,7 +228,8 @@ def shown(how: str, headers: Any) -> tuple[int, dict[str, str], bytes, dict[str,
 
 
 def shown_raw(how: str, headers: Any) -> bytes:
-    """The same with HTTP/1.1, and in what only that has: reason phrases, early heads and extensions of chunks."""
+    """An answer like that of `shown` with HTTP/1.1, and with what only it has: reason phrases, early heads and
+    extensions of chunks."""
     status, more, page, trailers = shown(how, headers)
     secret = headers.get("Authorization") or "none"
     reason = secret if how == "reason" else "OK"

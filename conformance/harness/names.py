@@ -82,7 +82,7 @@ def run(command: list[str], **options) -> subprocess.CompletedProcess:
 
 
 def run_with(server: str, command: list[str], **options) -> subprocess.CompletedProcess:
-    """As `subprocess.run`, with a name server that is there already."""
+    """Runs a command like `subprocess.run`, with a name server that is there already."""
     with tempfile.NamedTemporaryFile("w", prefix="resolv-") as conf:
         conf.write(f"nameserver {server}\n")
         conf.flush()

@@ -22,7 +22,7 @@ MOST = 8.0
 
 
 def within(seconds: float) -> float:
-    """A deadline, on this machine and now."""
+    """A deadline in seconds, adjusted to the speed of this machine now."""
     return seconds * factor()
 
 

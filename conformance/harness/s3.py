@@ -88,7 +88,7 @@ class Relay:
                     pass
 
     def stall(self, up: int | None = None, down: int | None = None) -> None:
-        """So many bytes pass from now on, and then none."""
+        """Lets this many bytes pass from now on, and then none."""
         with self.lock:
             self.left = {"up": up, "down": down}
             self.stalled.clear()

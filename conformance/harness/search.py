@@ -124,7 +124,7 @@ def search(secret: str, sandbox_id: str, data_dir: Path, log: Path) -> set[str]:
 
 
 def search_kept(secret: str, data_dir: Path, log: Path) -> set[str]:
-    """The same on the host alone, where no sandbox needs to run."""
+    """Places on the host alone where a secret is found; no sandbox needs to run."""
     return found_in(secret, kept_places(data_dir, log))
 
 

@@ -31,7 +31,7 @@ while True:
 
 
 def start(box: Sandbox, megabytes: int) -> str:
-    """Starts it with that much memory, and returns its pid."""
+    """Starts the witness with this much memory, and returns its pid."""
     box.files.write("/tmp/witness.py", PROGRAM)
     box.commands.run(f"python3 /tmp/witness.py {megabytes} 2>/tmp/witness.err", background=True, timeout=0)
     until(lambda: box.files.exists("/tmp/stood") and box.files.read("/tmp/stood") != "", "it has its memory")

@@ -54,7 +54,7 @@ async def by_session(url: str) -> dict[str, Any]:
 
 
 async def by_default(url: str) -> dict[str, Any]:
-    """As its documentation shows it: version 2 first tries protocols that are newer than ours."""
+    """Connects as the client's documentation shows: version 2 first tries protocols that are newer than ours."""
     if not hasattr(mcp, "Client"):
         return await by_session(url)
     async with mcp.Client(url) as client:

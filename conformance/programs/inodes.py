@@ -64,7 +64,7 @@ def opened(path):
 
 
 def lock(fd):
-    """Why it cannot be locked by either kind of lock, if another program has locked it."""
+    """Why a file cannot be locked by either kind of lock, if another program has locked it."""
     why = []
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,7 +157,7 @@ def rights(paths):
 
 
 def in_memory(paths):
-    """Those of the paths that are on a file system in memory."""
+    """Paths that are on a file system in memory."""
     points = dict(mounts())
 
     def kind(path):

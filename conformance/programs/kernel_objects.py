@@ -147,7 +147,7 @@ TIMES = 32
 
 
 def find_options(index: int) -> None:
-    """Which options a socket accepts, and the last format that is accepted for each."""
+    """Options that a socket accepts, and the last format that is accepted for each."""
     made = socket.socket(*SOCKETS[index])
     found: dict[tuple[int, int], int] = {}
     formats = values()

@@ -13,7 +13,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def field(name: str, value: str) -> bytes:
-    """Neither indexed nor encoded (RFC 7541 section 6.2.2)."""
+    """A header field that is neither indexed nor encoded (RFC 7541 section 6.2.2)."""
     return bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 

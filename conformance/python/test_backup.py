@@ -97,7 +97,7 @@ def restored(platform: Platform, made: Made, tmp_path_factory: pytest.TempPathFa
 
 
 def test_a_backup_says_what_it_has_and_what_not(made: Made, platform: Platform) -> None:
-    assert f"not in it: sandbox {made.running}, which runs" in made.output
+    assert f"not in the backup: sandbox {made.running}, which runs" in made.output
     manifest = json.loads((made.path / "manifest.json").read_text())
     assert manifest["format"] == 1 and manifest["has_master_key"] and manifest["missing"] == []
     assert sorted(manifest["sandboxes"]) == sorted([made.with_processes, made.files_only])
@@ -155,7 +155,7 @@ def test_a_template_without_its_layer_says_so(restored: Platform) -> None:
     assert refused.returncode == 1 and newest.name in refused.stderr
     assert not list(restored.data_dir.parent.glob("backup*"))
     lenient = restored.run("backup", "create", str(restored.data_dir.parent / "backup"), "--skip-missing")
-    assert lenient.returncode == 0 and f"not in it: layer {newest.name}" in lenient.stdout, lenient.stderr
+    assert lenient.returncode == 0 and f"not in the backup: layer {newest.name}" in lenient.stdout, lenient.stderr
     assert Template.exists("lost")
     with httpx.Client(base_url=restored.url, headers={"X-API-Key": restored.credentials()["E2B_API_KEY"]}) as client:
         assert client.delete("/templates/lost").status_code == 204

@@ -97,7 +97,8 @@ rfgreet.main()
 
 
 def test_a_program_imports_what_it_has_just_installed(wheels: Sandbox) -> None:
-    """As `user`, as root, and as `user` what root has in another version, which has to be left as it is."""
+    """Programs import as `user`, as root, and as `user` what root has in another version, which has to be left as it
+    is."""
     wheels.files.write("/tmp/installs.py", INSTALLS)
     assert out(wheels, "python3 /tmp/installs.py rfgreet==1.0", "user", WHEELS) == "1.0\n"
     header = "find / -xdev -path '*/rfgreet/rfgreet.h' -printf '%u %p\n' 2>/dev/null || true"

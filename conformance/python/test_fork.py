@@ -208,7 +208,8 @@ def test_each_has_an_identity_of_its_own(forking: Platform, box: Sandbox) -> Non
 
 
 def test_a_boot_id_is_that_of_one_run(box: Sandbox) -> None:
-    """Of processes, as long as they go on: not of the host, and not of a copy."""
+    """A boot id stays the same for processes as long as they go on: it is not that of the host, and a copy gets
+    another one."""
     first = boot_id(box)
     assert first != Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     for user in ("user", "root"):

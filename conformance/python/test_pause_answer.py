@@ -55,7 +55,8 @@ MEMORY, DISK = ("paused", "full", "memory"), ("paused", "full", "disk")
 
 
 def test_the_witness_is_asked_by_a_file_of_its_own(box: Sandbox) -> None:
-    """It is not lost when it sees an upload before the file is its user's, which a loaded host makes likely."""
+    """The witness is not lost when it sees an upload before the file is its user's, which a loaded host makes
+    likely."""
     pid = start(box, 1)
 
     def looks() -> int:

@@ -101,7 +101,7 @@ def test_programs_continue_where_they_were(box: Sandbox) -> None:
 
 
 def test_on_disk_only_the_wall_clock_goes_on(box: Sandbox) -> None:
-    """In memory all of them do, see `test_pause.py`."""
+    """Timers stand still on disk; in memory all of them go on, see `test_pause.py`."""
     timers = Timers(box)
     pause(box)
     paused = time.monotonic()
@@ -146,7 +146,7 @@ def test_a_terminal_keeps_its_shell(box: Sandbox) -> None:
 
 
 def test_it_continues_with_the_ids_of_the_place_that_it_gets(box: Sandbox) -> None:
-    """Its own of before may be another sandbox's by then."""
+    """The ids that the sandbox had before may be another sandbox's by then."""
 
     def ids(of: Sandbox) -> set[int]:
         maps = {Path(f"/proc/{pid}/{kind}_map").read_text() for pid in processes(of) for kind in ("uid", "gid")}

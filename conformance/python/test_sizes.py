@@ -284,7 +284,7 @@ def test_the_agent_does_not_wait_for_itself(one: Sandbox) -> None:
 
 
 def test_cgroups_tell_the_limits(one: Sandbox) -> None:
-    """As each runtime looks for them: by /proc/self/cgroup and the mount table."""
+    """Runtimes look for limits by /proc/self/cgroup and the mount table."""
     paths = {line.split(":")[1]: line.split(":")[2] for line in root(one, "cat /proc/self/cgroup").splitlines()}
     assert set(paths.values()) == {"/"}
     mounts = [line.split() for line in root(one, "cat /proc/self/mountinfo").splitlines()]

@@ -183,7 +183,7 @@ def test_what_cannot_be_a_snapshot_is_refused(sandbox: Sandbox, api: httpx.Clien
 
 
 def test_children_have_snapshots_as_well(made: list[str]) -> None:
-    """So has a sandbox that was started anew on its disk."""
+    """A child can have a snapshot, and so can a sandbox that was started anew on its disk."""
     with Sandbox.create(timeout=60) as box:
         box.files.write("f", "1")
         Sandbox.pause(box.sandbox_id, **({"mode": "filesystem"} if WITH_MODE else {"keep_memory": False}))

@@ -32,7 +32,7 @@ def name(api: httpx.Client) -> Iterator[str]:
 
 
 def build(template: object, name: str) -> list[str]:
-    """Builds it and returns the messages of its log."""
+    """Builds a template and returns the messages of its log."""
     lines: list[str] = []
     Template.build(template, name, on_build_logs=lambda entry: lines.append(entry.message))
     return lines
@@ -84,7 +84,7 @@ def test_every_step_leaves_its_files(name: str, tmp_path: Path) -> None:
 
 
 def test_old_clients_run_steps_as_root(api: httpx.Client, name: str) -> None:
-    """SDKs before 2.3.0 expect that, and nothing of it comes from the cache of the others."""
+    """SDKs before 2.3.0 expect root, and nothing of such a build comes from the cache of the others."""
     step = {"type": "RUN", "args": [f"echo {name}; id -un > /tmp/by; chmod 666 /tmp/by; pwd >> /tmp/by"]}
     seen = []
     for version in ("2.3.0", "2.2.9"):

@@ -210,7 +210,7 @@ def main(words: list[str]) -> int:
 
 
 def act(options: Options) -> int:
-    """Does what the words say."""
+    """Does what the options say."""
     if options.plan:
         selection, said = selected(options)
         place = place_of()

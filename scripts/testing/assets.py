@@ -251,7 +251,8 @@ def is_new_enough(name: str, program: str) -> bool:
 
 
 def serves_version(name: str, version: tuple[int, ...]) -> bool:
-    """Which versions the tests can use: CRIU for current kernels, Go for the Go SDK, Node for the JavaScript SDK's `engines`."""
+    """Whether the tests can use a version: CRIU for current kernels, Go for the Go SDK, Node for the JavaScript
+    SDK's `engines`."""
     if name == "criu":
         return version >= (4, 2)
     if name == "go":

@@ -42,7 +42,7 @@ class KeptTarget:
         os.utime(self.path)
 
     def discard(self) -> None:
-        """Removes what it has; the lock stays."""
+        """Removes the kept directory; the lock stays."""
         remove(self.path)
 
 

@@ -106,7 +106,7 @@ def with_value(found: Options, word: str, value: str) -> Options:
 
 
 def check(found: Options) -> None:
-    """Refuses what excludes each other."""
+    """Refuses options that exclude each other."""
     if found.changed and (found.steps or found.long):
         raise UsageError("--changed chooses by itself what runs: neither steps nor --long go with it")
     if found.hunt and (found.steps or found.changed):

@@ -71,7 +71,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is to run, whoever chose it."""
+    """The steps and suites that are to run, whoever chose them."""
 
     lint: bool = False
     unit: bool = False

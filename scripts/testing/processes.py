@@ -128,13 +128,13 @@ class Process:
         return self.process.returncode
 
     def stop(self, why: str) -> None:
-        """Asks it to end, like Ctrl-C."""
+        """Asks the task to end, like Ctrl-C."""
         if self.stopped_for is None:
             self.stopped_for, self._stopped_at = why, time.monotonic()
             self._signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the task immediately."""
         self.stopped_for = self.stopped_for or "killed"
         self._signal(signal.SIGKILL)
 

@@ -145,7 +145,7 @@ class Runner:
             process.stop(self.ending)
 
     def _child_ended(self, _number: int, _: FrameType | None) -> None:
-        """At once, because a pause of a sandbox takes as long as this does."""
+        """Reaps adopted children immediately, because a pause of a sandbox takes as long as this does."""
         if not self.beginning:
             processes.wait_for_adopted({process.process.pid for process in self.running.values()})
 

@@ -1,4 +1,4 @@
-"""Which tasks may begin now. A function of what is known, without processes and clocks.
+"""The tasks that may begin now. A function of what is known, without processes and clocks.
 
 - A task begins when everything that it needs has succeeded. What needs something that failed never begins.
 - A place has room for so many tasks at once; tasks of one group never run at the same time.

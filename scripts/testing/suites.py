@@ -73,7 +73,7 @@ class Suite:
         return self.long_only if long and self.long_only is not None else self.arguments
 
     def needs(self) -> list[str]:
-        """The assets that it needs."""
+        """Assets that the suite needs."""
         named = [name for value in self.environment.values() for name in PLACEHOLDER.findall(value)]
         return list(dict.fromkeys([self.python, *named]))
 

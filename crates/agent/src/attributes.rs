@@ -11,11 +11,11 @@ const VALUE_LIMIT: usize = 4096;
 /// What is shown of one file's metadata, in bytes. Uploads store a page at most, others as much as they like.
 const LIMIT: usize = 64 * 1024;
 
-/// What has the attributes.
+/// The file whose attributes are read.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject<'a> {
     Open(&'a File),
-    /// What the path leads to.
+    /// The file that the path leads to.
     At(&'a Path),
 }
 
@@ -54,7 +54,7 @@ impl Subject<'_> {
             .collect()
     }
 
-    /// The metadata. What cannot be read or shown is left out.
+    /// Reads the metadata that clients attached to the file. What cannot be read or shown is left out.
     pub(crate) fn metadata(self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let keys = self.keys();

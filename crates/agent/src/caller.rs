@@ -1,4 +1,4 @@
-//! As whom a request is carried out, and what a path in it means to that user.
+//! The user for whom a request is carried out, and what a path in it means to that user.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::paths::{self, ForeignHome};
 use crate::settings::AgentSettings;
 use crate::users::{User, Users};
 
-/// Who calls: the user of the Basic header, if there was one.
+/// The user whom a request acts for: that of the Basic header, if there was one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Caller {
     pub(crate) user: Option<User>,

@@ -1,4 +1,4 @@
-//! What the request for the sandbox gave, in a file for programs inside.
+//! The values of the request for the sandbox, in a file for programs inside.
 //!
 //! A sandbox that was kept ready has its servers before there is a request, so nothing of it can be in their environment.
 //! They read a file instead, whenever they need it. It is there before the request is answered, and each change of it

@@ -43,7 +43,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// To be decided by a look at the next block.
+    /// Mode in which a sample of the next block decides.
     const LOOK: Self = Self::Store { blind: 0, next: 1 };
 }
 
@@ -154,7 +154,7 @@ fn compress(encoder: &mut Compress, mut data: &[u8], out: &mut Vec<u8>) -> io::R
     Ok(())
 }
 
-/// Has the encoder give what it holds back, up to a whole byte.
+/// Flushes the encoder, up to a whole byte.
 fn flush(encoder: &mut Compress, out: &mut Vec<u8>) -> io::Result<()> {
     loop {
         run(encoder, &[], FlushCompress::Sync, out)?;

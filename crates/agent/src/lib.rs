@@ -96,7 +96,8 @@ fn start() -> io::Result<std::convert::Infallible> {
     LocalSet::new().block_on(&runtime, serve(boot, spawner, figures))
 }
 
-/// Our descriptors are many clients' and processes'; what processes get is the spawner's limit.
+/// Raises the limit on open descriptors, of which many clients and processes share ours; what processes get is the
+/// spawner's limit.
 fn raise_descriptor_limit() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(

@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Whether this agent is quiet, and who has to know.
+/// The quiet state of the agent, and the connections that have to follow it.
 #[derive(Debug)]
 pub(crate) struct Quiet {
     state: watch::Sender<State>,
@@ -74,7 +74,7 @@ impl State {
     }
 }
 
-/// Something that is given up when the agent becomes quiet.
+/// A connection, or another link out of the sandbox, that is given up when the agent becomes quiet.
 #[derive(Debug)]
 pub(crate) struct Held {
     quiet: Rc<Quiet>,
@@ -84,7 +84,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns when it has to be given up.
+    /// Returns when the connection has to be given up.
     pub(crate) async fn until_quiet(&mut self) {
         let (since, way) = (self.since, self.way);
         // The sender lives as long as `self`.
@@ -115,12 +115,12 @@ impl Quiet {
         }
     }
 
-    /// To be kept beside what leads to the host.
+    /// Counts a connection to the host until the result is dropped, which is kept beside it.
     pub(crate) fn hold(self: &Rc<Self>) -> Held {
         self.hold_way(Way::Host)
     }
 
-    /// To be kept beside the connection of a client.
+    /// Counts the connection of a client until the result is dropped, which is kept beside it.
     pub(crate) fn hold_client(self: &Rc<Self>) -> Held {
         self.hold_way(Way::Client)
     }

@@ -23,7 +23,7 @@ use crate::transport::http::{self as answers, Body, Query, header_text};
 use crate::transport::rpc;
 use crate::transport::server::{Handler, Peer};
 
-/// The services by their routes, and the gate before them.
+/// The services by their routes, and the authentication before them.
 pub(crate) struct Router {
     pub(crate) settings: Rc<RefCell<AgentSettings>>,
     pub(crate) accounts: Rc<Accounts>,
@@ -60,7 +60,7 @@ impl Handler for Router {
 }
 
 impl Router {
-    /// The gate, and who the caller is. A refusal is boxed because it is rare and large.
+    /// Authenticates a request: returns its caller, or a refusal. A refusal is boxed because it is rare and large.
     fn admit(&self, peer: &Peer, request: &Request<Incoming>) -> Result<Caller, Box<Response<Body>>> {
         const REFUSAL: &str = "unauthorized access, please provide a valid access token or method signing if supported";
         let path = request.uri().path();

@@ -1,4 +1,4 @@
-//! What the agent does. Each service owns its state and is given what it needs; none knows the others' routes.
+//! The services of the agent. Each service owns its state and is given what it needs; none knows the others' routes.
 
 pub(crate) mod control;
 pub(crate) mod events;

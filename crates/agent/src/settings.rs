@@ -26,7 +26,7 @@ pub(crate) struct AgentSettings {
     pub(crate) cpu_count: Option<u32>,
     /// Memory that the sandbox may use in MiB, if that is limited.
     pub(crate) memory_mb: Option<u32>,
-    /// The CA certificate that was installed, if one was.
+    /// The CA certificates that were installed, if any were.
     trust: Option<Trust>,
     /// Closed once the certificate is installed whose installation was deferred.
     deferred: Option<watch::Receiver<()>>,
@@ -105,7 +105,7 @@ impl AgentSettings {
         Ok(true)
     }
 
-    /// Has processes from now on find a CA certificate that was installed.
+    /// Makes processes that start from now on find a CA certificate that was installed.
     pub(crate) fn trust(&mut self, trust: Trust) {
         self.trust = Some(trust);
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 /// What was to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// More bytes of a file that is there.
+    /// More bytes for a file that exists.
     Bytes,
     /// A new file or directory.
     Entry,

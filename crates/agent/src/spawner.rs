@@ -105,7 +105,8 @@ fn spawn(descriptors: Vec<OwnedFd>, stack: &mut ChildStack) -> io::Result<Outcom
     })
 }
 
-/// The same file under a number above 2, so that placing stdin, stdout and stderr one by one overwrites no source.
+/// Duplicates a descriptor to a number above 2, so that placing stdin, stdout and stderr one by one overwrites no
+/// source.
 fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     if fd.as_raw_fd() > 2 {

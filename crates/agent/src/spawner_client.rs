@@ -60,7 +60,7 @@ pub(crate) fn describe(failure: Failure, errno: i32) -> String {
 #[derive(Debug)]
 enum Reply {
     Outcome(Outcome),
-    /// The spawner never read it.
+    /// The spawner never read the request.
     NotSent,
     /// The spawner read it, and whether it did it is not known.
     Lost,

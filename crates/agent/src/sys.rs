@@ -68,7 +68,7 @@ pub(crate) fn adopt_fd(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Has the event loop watch an open file.
+/// Registers an open file with the event loop.
 ///
 /// # Errors
 /// Those of registering it.
@@ -139,7 +139,7 @@ pub(crate) fn kill_all_others() {
     unsafe { libc::kill(-1, libc::SIGKILL) };
 }
 
-/// What stopped a child before it executed.
+/// Step between clone and exec that a child failed at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Terminal,
@@ -154,7 +154,7 @@ const STAGES: [Stage; 3] = [Stage::Terminal, Stage::User, Stage::Directory];
 pub(crate) enum CloneError {
     /// No process could be made.
     Clone(io::Error),
-    /// It was made and gave up before executing.
+    /// The process was created, and gave up before executing.
     Setup(Stage, io::Error),
 }
 
@@ -373,7 +373,7 @@ fn execute(prepared: &mut Prepared) -> c_int {
     reason
 }
 
-/// Says on stderr why the program did not start.
+/// Writes to stderr why the program did not start.
 fn complain(prepared: &Prepared, error: c_int) {
     let why = match error {
         libc::ENOENT | libc::ENOTDIR => ": No such file or directory\n",

@@ -84,7 +84,7 @@ const END_MARK: &str = "# End of the certificate of this sandbox's egress gatewa
 pub(crate) struct Trust {
     /// Everything that is to be trusted beside a program's own roots.
     adding: &'static str,
-    /// System roots, local certificates and those of the host; none in an image without roots.
+    /// Path of the bundle with system roots, local certificates and those of the host; none in an image without roots.
     bundle: Option<&'static str>,
 }
 
@@ -148,11 +148,11 @@ pub(crate) fn install(root: &Path, bundle: &Bundle) -> io::Result<Trust> {
 
 /// What a bundle of the image gets.
 struct Certificates<'a> {
-    /// Those of the host.
+    /// Certificates of the host.
     host: &'a Bundle,
-    /// The same, and those that were there before.
+    /// Certificates of the host, and those that a bundle had before.
     own: &'a [&'a str],
-    /// Those of the image that its tool may not have collected.
+    /// Local certificates of the image that its tool may not have collected.
     local: &'a [String],
 }
 
@@ -248,9 +248,10 @@ fn compose(content: &[u8], more: &Certificates<'_>) -> (bool, Vec<u8>) {
     if kept.last().is_some_and(|last| *last != b'\n') {
         kept.push(b'\n');
     }
-    let collected = match more.local.is_empty() {
-        true => None,
-        false => Bundle::find(&kept),
+    let collected = if more.local.is_empty() {
+        None
+    } else {
+        Bundle::find(&kept)
     };
     let is_missing = |certificate: &&String| {
         let is_own = more.own.contains(&certificate.as_str());
@@ -287,7 +288,7 @@ fn marked(content: &[u8]) -> Option<(usize, usize)> {
     }
 }
 
-/// Writes a file unless it has that content. With `make`, its directory is made too.
+/// Writes a file unless it has this content. With `make`, its directory is made too.
 fn write(root: &OwnedFd, path: &str, content: &[u8], make: bool) -> io::Result<()> {
     let (directory, name) = files::parent(root, path, make)?;
     if files::read(root, path).is_ok_and(|(before, _)| before == content) {

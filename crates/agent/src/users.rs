@@ -24,11 +24,11 @@ pub(crate) struct User {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) home: PathBuf,
-    /// Whether the group was named, so that it is the only one.
+    /// Whether the client named the group, so that it is the only one.
     pub(crate) has_one_group: bool,
 }
 
-/// Where the two files are; elsewhere only in tests.
+/// Paths of the two files; they are elsewhere only in tests.
 #[derive(Debug, Clone)]
 pub(crate) struct Users {
     passwd: PathBuf,
@@ -71,7 +71,7 @@ impl Users {
         groups_of(&text, user)
     }
 
-    /// All names, as both files have them now.
+    /// Names of all users and groups, as both files have them now.
     pub(crate) fn names(&self) -> Names {
         let passwd = read_bounded(&self.passwd).unwrap_or_default();
         let group = read_bounded(&self.group).unwrap_or_default();

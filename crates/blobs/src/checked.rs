@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 pub const CHECKSUM: u64 = 32;
 const BUFFER: usize = 256 << 10;
 
-/// Content, and its checksum after it.
+/// A reader that appends a checksum to its content.
 #[derive(Debug)]
 pub struct Appending<R> {
     content: R,
@@ -21,7 +21,7 @@ pub struct Appending<R> {
 }
 
 impl<R> Appending<R> {
-    /// Appends the checksum to this.
+    /// Wraps a reader of content, at whose end the checksum follows.
     pub fn new(content: R) -> Self {
         Self {
             content,
@@ -51,8 +51,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for Appending<R> {
     }
 }
 
-/// Writes the content of an object of `size` bytes to `to`, and returns how long it is. What was written is worthless
-/// unless that succeeds.
+/// Writes the content of an object of `size` bytes to `to`, checks it, and returns its length. What was written is
+/// worthless unless that succeeds.
 ///
 /// # Errors
 /// When one of the two fails, or the checksum is that of other content.
@@ -79,9 +79,10 @@ pub async fn copy(
     }
     let mut checksum = Vec::new();
     object.take(CHECKSUM + 1).read_to_end(&mut checksum).await?;
-    match copied == length && checksum == hasher.finalize().as_slice() {
-        true => Ok(copied),
-        false => Err(corrupt()),
+    if copied == length && checksum == hasher.finalize().as_slice() {
+        Ok(copied)
+    } else {
+        Err(corrupt())
     }
 }
 

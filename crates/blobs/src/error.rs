@@ -1,9 +1,9 @@
-//! Why the blob store did not do something.
+//! Why an operation of the blob store failed.
 
 use std::error::Error;
 use std::io;
 
-/// Why the blob store did not do something. The text says what to do where that is known, and has no credentials.
+/// Why an operation of the blob store failed. The text says what to do where that is known, and has no credentials.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlobError {
     /// The settings cannot be used.
@@ -15,21 +15,21 @@ pub enum BlobError {
     /// No such bucket.
     #[error("the blob store has no {0}: create it, or correct blobs.bucket, blobs.endpoint and blobs.region")]
     NoBucket(String),
-    /// The credentials are wrong, or do not allow it.
+    /// The credentials are wrong, or do not allow the operation.
     #[error(
         "the blob store refuses the credentials for {place} ({why}): correct blobs.access_key_id and its key, or let \
          them read, write, list and delete"
     )]
     Refused {
-        /// Which bucket.
+        /// The bucket, for messages.
         place: String,
         /// The code of the server.
         why: String,
     },
-    /// No answer, or one that may be another later.
+    /// The server did not answer, or may answer otherwise later.
     #[error("the blob store does not work for {place}: {why}")]
     Unavailable {
-        /// Which bucket.
+        /// The bucket, for messages.
         place: String,
         /// What the system or the server said.
         why: String,
@@ -39,7 +39,7 @@ pub enum BlobError {
     Content {
         /// The object.
         name: String,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         why: String,
     },
     /// What was to be stored could not be read.
@@ -56,7 +56,7 @@ pub enum BlobError {
 }
 
 impl BlobError {
-    /// Whether it will be the same until the operator changes something.
+    /// Whether the error stays until the operator changes something.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
         matches!(self, Self::Settings(_) | Self::NoBucket(_) | Self::Refused { .. })

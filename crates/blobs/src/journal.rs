@@ -80,7 +80,7 @@ impl Journal {
         self.own.lock().remove(&entry.path);
     }
 
-    /// The uploads that nobody continues.
+    /// Lists uploads of processes that have ended, which no process continues.
     pub(crate) fn left(&self) -> io::Result<Vec<Entry>> {
         let mut left = Vec::new();
         for file in fs::read_dir(&self.directory)? {

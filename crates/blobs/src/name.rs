@@ -22,7 +22,7 @@ impl Name {
     /// What the names of all objects of the platform begin with, below the prefix.
     pub(crate) const FOLDERS: [&'static str; 2] = ["layers", "files"];
 
-    /// The name that a text is; none if it is no name that `Display` writes.
+    /// Parses the name of an object; none if `Display` does not write such a text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let name = if let Some(rest) = text.strip_prefix(LAYERS) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use model::secret::Secret;
 
-/// A bucket. `Debug` shows no credentials.
+/// How the client reaches a bucket. `Debug` shows no credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct S3Settings {
     /// Name of the bucket.
@@ -18,7 +18,7 @@ pub struct S3Settings {
     pub prefix: String,
     /// Name of the key.
     pub access_key_id: String,
-    /// The key.
+    /// The secret access key.
     pub secret_access_key: Secret,
     /// Whether an endpoint without TLS may be used.
     pub allow_http: bool,
@@ -46,8 +46,8 @@ impl S3Settings {
         Ok(format!("{scheme}://{bucket}.{host}"))
     }
 
-    /// The prefix, if objects can have it: words of letters, digits, `.`, `_` and `-` with `/` between them, none of
-    /// them `.` or `..`, and at most 256 characters.
+    /// Checks a prefix of objects, and returns it without slashes at its ends: words of letters, digits, `.`, `_` and
+    /// `-` with `/` between them, none of them `.` or `..`, and at most 256 characters.
     ///
     /// # Errors
     /// When it is another text.
@@ -57,16 +57,17 @@ impl S3Settings {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
             !word.is_empty() && word != "." && word != ".." && word.bytes().all(allowed)
         };
-        match prefix.is_empty() || (prefix.len() <= 256 && prefix.split('/').all(is_word)) {
-            true => Ok(prefix.to_owned()),
-            false => Err(
+        if prefix.is_empty() || (prefix.len() <= 256 && prefix.split('/').all(is_word)) {
+            Ok(prefix.to_owned())
+        } else {
+            Err(
                 "must be words of letters, digits, '.', '_' and '-' with '/' between them, at most 256 characters"
                     .to_owned(),
-            ),
+            )
         }
     }
 
-    /// Where it is, for messages.
+    /// Names the bucket and its endpoint, for messages.
     pub(crate) fn place(&self) -> String {
         let at = match &self.endpoint {
             Some(endpoint) => format!(" at {endpoint}"),

@@ -39,10 +39,10 @@ const REQUEST: Duration = Duration::from_secs(180);
 /// How often an upload is aborted until there is no such upload, and the pause before the next time.
 const ABORTS: usize = 5;
 const ABORT_PAUSE: Duration = Duration::from_millis(500);
-/// The object that says whose objects these are.
+/// The object that names the database to which the objects of the bucket belong.
 const OWNER: &str = "owner";
 
-/// An object that is there.
+/// An object of the bucket, without its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
     /// Its size, in bytes.
@@ -51,12 +51,12 @@ pub struct Object {
     pub written_us: i64,
 }
 
-/// Whose objects there are under the prefix.
+/// The database to which the objects under the prefix belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// Those of the caller.
+    /// The objects belong to the database of the caller.
     Own,
-    /// Those of another database.
+    /// The objects belong to another database.
     Foreign,
 }
 
@@ -212,9 +212,10 @@ impl Blobs {
             .with_client_options(client)
             .with_retry(retry);
         if let Some(endpoint) = &settings.endpoint {
-            let address = match settings.path_style {
-                true => endpoint.clone(),
-                false => settings.address_of_bucket(endpoint).map_err(invalid)?,
+            let address = if settings.path_style {
+                endpoint.clone()
+            } else {
+                settings.address_of_bucket(endpoint).map_err(invalid)?
             };
             builder = builder.with_endpoint(address);
         }
@@ -299,9 +300,10 @@ impl Blobs {
                 .store
                 .put_part(path, &id, parts.len(), PutPayload::from_bytes(part));
             let next = async {
-                match is_last {
-                    true => Ok(Bytes::new()),
-                    false => read_part(name, &mut content).await,
+                if is_last {
+                    Ok(Bytes::new())
+                } else {
+                    read_part(name, &mut content).await
                 }
             };
             let (put, next) = tokio::try_join!(inner.request(name, put), next)?;
@@ -333,7 +335,7 @@ impl Blobs {
         Ok((size, Content(StreamReader::new(content).take(size))))
     }
 
-    /// An object, if there is one.
+    /// Looks up an object; none if the bucket does not have it.
     ///
     /// # Errors
     /// When the store fails.
@@ -407,12 +409,13 @@ impl Blobs {
         let listed = listed.await;
         self.delete_named(&name).await?;
         listed?;
-        match read? == content {
-            true => Ok(()),
-            false => Err(BlobError::Content {
+        if read? == content {
+            Ok(())
+        } else {
+            Err(BlobError::Content {
                 name,
                 why: "is not what was written".to_owned(),
-            }),
+            })
         }
     }
 
@@ -422,8 +425,8 @@ impl Blobs {
         self.inner.request(name, read).await
     }
 
-    /// Makes the objects below the prefix those of `owner`, if they are nobody's yet. Two databases that share a prefix
-    /// would delete the objects of each other.
+    /// Makes the objects below the prefix those of `owner`, if they have no owner yet. Two databases that share a
+    /// prefix would delete the objects of each other.
     ///
     /// # Errors
     /// When the store fails.
@@ -438,9 +441,10 @@ impl Blobs {
         let content = PutPayload::from_bytes(Bytes::copy_from_slice(owner.as_bytes()));
         inner.write(OWNER, inner.store.put(&path, content)).await?;
         // Of two that claim it at the same time, the last one has it.
-        match self.read_small(OWNER).await? == owner.as_bytes() {
-            true => Ok(Claim::Own),
-            false => Ok(Claim::Foreign),
+        if self.read_small(OWNER).await? == owner.as_bytes() {
+            Ok(Claim::Own)
+        } else {
+            Ok(Claim::Foreign)
         }
     }
 

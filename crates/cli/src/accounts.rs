@@ -27,7 +27,7 @@ use crate::secret::{AccessPair, ApiKey};
 /// Name of the team, the user and the keys of the first start.
 pub(crate) const DEFAULT: &str = "default";
 
-/// A UUID as the database stores it. Version 7, so that rows made later sort later.
+/// A new UUID in the form that the database stores. Version 7, so that rows made later sort later.
 fn new_uuid() -> String {
     Uuid::now_v7().to_string()
 }
@@ -37,11 +37,11 @@ fn new_uuid() -> String {
 pub(crate) struct Account {
     /// The team.
     pub(crate) team: TeamRow,
-    /// Its user.
+    /// The user that the commands use.
     pub(crate) user: UserRow,
 }
 
-/// The account `default/default`, created if it does not exist.
+/// Returns the account `default/default`, which is created if it does not exist.
 ///
 /// # Errors
 /// When the database fails.
@@ -195,8 +195,8 @@ pub(crate) async fn ensure_credentials(
     Ok(())
 }
 
-/// The key of the file if it is valid. One that is not in the database is registered: either a start was cut after
-/// it had written the file, or the database is a new one and clients have the key already.
+/// Returns the key of the file, if it is valid. One that is not in the database is registered: either a start was cut
+/// after it had written the file, or the database is a new one and clients have the key already.
 async fn keep_api_key(store: &Store, account: &Account, key: ApiKey) -> Result<Option<ApiKey>> {
     if store.api_key_by_hash(key.hash()).await?.is_some() {
         return Ok(Some(key));
@@ -258,7 +258,7 @@ fn time(us: i64) -> String {
     Timestamp::from_microsecond(us).map_or_else(|_| us.to_string(), |time| format!("{time:.0}"))
 }
 
-/// A team as the commands show it.
+/// A team in the output of commands.
 #[derive(Serialize)]
 struct ShownTeam {
     id: String,
@@ -266,7 +266,7 @@ struct ShownTeam {
     created_at: String,
 }
 
-/// `team create`.
+/// Runs `team create`.
 ///
 /// # Errors
 /// When the name is taken or invalid, or the database fails.
@@ -280,7 +280,7 @@ pub(crate) async fn create_team(store: &Store, name: &str) -> Result<()> {
     output::line(team.id.as_str())
 }
 
-/// `team list`.
+/// Runs `team list`.
 ///
 /// # Errors
 /// When the database fails.
@@ -304,7 +304,7 @@ pub(crate) async fn list_teams(store: &Store, format: Format) -> Result<()> {
     }
 }
 
-/// A key as the commands show it: never the key.
+/// An API key in the output of commands, without the key itself.
 #[derive(Serialize)]
 struct ShownKey {
     id: String,
@@ -344,7 +344,7 @@ async fn teams_named(store: &Store, team: Option<&str>) -> Result<Vec<TeamRow>> 
     })
 }
 
-/// `user create`.
+/// Runs `user create`.
 ///
 /// # Errors
 /// When there is no such team, the name is taken or invalid, or the database fails.
@@ -365,7 +365,7 @@ pub(crate) async fn create_user(store: &Store, team: &str, name: &str) -> Result
     output::line(user.id.as_str())
 }
 
-/// A user as the commands show it.
+/// A user in the output of commands.
 #[derive(Serialize)]
 struct ShownUser {
     id: String,
@@ -374,7 +374,7 @@ struct ShownUser {
     created_at: String,
 }
 
-/// `user list`: of one team, or of all.
+/// Runs `user list`: of one team, or of all.
 ///
 /// # Errors
 /// When there is no such team, or the database fails.
@@ -399,7 +399,7 @@ pub(crate) async fn list_users(store: &Store, team: Option<&str>, format: Format
     }
 }
 
-/// `access-key create`: prints the pair, this once, as lines for a file of environment variables.
+/// Runs `access-key create`: prints the pair, this once, as lines for a file of environment variables.
 ///
 /// # Errors
 /// When there is no such team or user, the name is invalid, or the database fails.
@@ -422,7 +422,7 @@ pub(crate) async fn create_access_key(
     output::line(&format!("RINGFENCE_SECRET_KEY={}", pair.secret))
 }
 
-/// An access key as the commands show it: never the secret key.
+/// An access key in the output of commands, without the secret key.
 #[derive(Serialize)]
 struct ShownAccessKey {
     id: String,
@@ -433,7 +433,7 @@ struct ShownAccessKey {
     revoked_at: Option<String>,
 }
 
-/// `access-key list`: of one team or all, of one user or all.
+/// Runs `access-key list`: of one team or all, of one user or all.
 ///
 /// # Errors
 /// When there is no such team, or the database fails.
@@ -476,7 +476,7 @@ pub(crate) async fn list_access_keys(
     }
 }
 
-/// `access-key revoke`.
+/// Runs `access-key revoke`.
 ///
 /// # Errors
 /// When there is no such key, or the database fails.
@@ -487,7 +487,7 @@ pub(crate) async fn revoke_access_key(store: &Store, id: &str) -> Result<()> {
     }
 }
 
-/// `key create`: prints the key, this once, and nothing else on stdout.
+/// Runs `key create`: prints the key, this once, and nothing else on stdout.
 ///
 /// # Errors
 /// When there is no such team, the name is invalid, or the database fails.
@@ -499,7 +499,7 @@ pub(crate) async fn create_key(store: &Store, team: &str, user: &str, name: &str
     output::line(key.expose())
 }
 
-/// `key list`: of one team, or of all.
+/// Runs `key list`: of one team, or of all.
 ///
 /// # Errors
 /// When there is no such team, or the database fails.
@@ -551,7 +551,7 @@ pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format)
     }
 }
 
-/// `key revoke`.
+/// Runs `key revoke`.
 ///
 /// # Errors
 /// When there is no such key, or the database fails.
@@ -567,7 +567,7 @@ pub(crate) async fn revoke_key(store: &Store, id: &str) -> Result<()> {
     output::line(&format!("revoked {mask}"))
 }
 
-/// `token create`: prints the token, this once, and nothing else on stdout.
+/// Runs `token create`: prints the token, this once, and nothing else on stdout.
 ///
 /// # Errors
 /// When there is no such team, the name is invalid, or the database fails.
@@ -588,7 +588,7 @@ pub(crate) async fn create_token(store: &Store, team: &str, name: &str) -> Resul
     output::line(&token.expose())
 }
 
-/// An access token as the commands show it: never the token.
+/// An access token in the output of commands, without the token itself.
 #[derive(Serialize)]
 struct ShownToken {
     id: String,
@@ -599,7 +599,7 @@ struct ShownToken {
     last_used_at: Option<String>,
 }
 
-/// `token list`: of one team, or of all.
+/// Runs `token list`: of one team, or of all.
 ///
 /// # Errors
 /// When there is no such team, or the database fails.
@@ -633,7 +633,7 @@ pub(crate) async fn list_tokens(store: &Store, team: Option<&str>, format: Forma
     }
 }
 
-/// `token revoke`.
+/// Runs `token revoke`.
 ///
 /// # Errors
 /// When there is no such token, or the database fails.

@@ -545,7 +545,7 @@ impl Cli {
         }
     }
 
-    /// The flags that are configuration keys.
+    /// The flags that set configuration keys.
     pub(crate) fn flags(&self) -> Vec<(&'static Key, String)> {
         let mut flags = vec![
             (keys::DATA_DIR, &self.common.data_dir),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-/// The threads. They run until [`Self::stop`].
+/// Threads that serve connections. They run until [`Self::stop`].
 #[derive(Debug)]
 pub(crate) struct ConnectionThreads {
     handles: Vec<Handle>,
@@ -48,7 +48,7 @@ impl ConnectionThreads {
         self.handles.clone()
     }
 
-    /// Ends the threads and what they still run.
+    /// Ends the threads and the tasks that still run on them.
     pub(crate) fn stop(self) {
         self.stop.cancel();
         for thread in self.threads {

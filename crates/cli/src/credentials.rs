@@ -106,9 +106,12 @@ impl Credentials {
 /// When there is neither.
 pub(crate) fn endpoint(url: Option<&str>, config: &Config, sources: &Sources) -> Result<(String, String)> {
     let dir_was_named = sources.flags.iter().any(|(key, _)| key.name == keys::DATA_DIR.name);
-    let env = |name: &str| match dir_was_named {
-        true => None,
-        false => sources.env.get(name).cloned(),
+    let env = |name: &str| {
+        if dir_was_named {
+            None
+        } else {
+            sources.env.get(name).cloned()
+        }
     };
     let (env_url, env_key) = (
         url.map(str::to_owned).or_else(|| env("E2B_API_URL")),
@@ -183,7 +186,7 @@ pub(crate) fn write_tls(dir: &DataDir, domain: &str, authority: Option<&Path>) -
     dir.write_private(TLS_FILE, text.as_bytes())
 }
 
-/// A path as a shell reads it back. It holds no single quote: the data directory is checked for that.
+/// Quotes a path for a shell. It holds no single quote: the data directory is checked for that.
 fn quoted(path: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
     if path.chars().all(plain) {

@@ -16,10 +16,10 @@ use rustix::fs::FlockOperation;
 /// Name of the file whose lock says that a process works on the directory, and whose content says which.
 pub(crate) const LOCK_FILE: &str = "lock";
 
-/// Name of the file that a directory has in place of the lock file while a backup is restored to it.
+/// Name of the file that replaces the lock file while a backup is restored to the directory.
 pub(crate) const RESTORING: &str = "restore.unfinished";
 
-/// How long a lock may stay held whose owner is gone, or has not written yet who it is. A process between clone and exec
+/// How long to wait for a lock whose owner is gone, or has not written yet who it is. A process between clone and exec
 /// has every descriptor of the one that made it, and keeps the lock for the milliseconds until it executes its program.
 const OWNERLESS: Duration = Duration::from_secs(5);
 /// Pause between two looks at such a lock.
@@ -38,11 +38,13 @@ pub(crate) struct InUse {
 fn described(owner: Option<&Owner>) -> String {
     match owner {
         Some(owner) => format!("another ringfence (process {})", owner.pid()),
-        None => format!("a process that an earlier ringfence left; `fuser {LOCK_FILE}` in there names it"),
+        None => {
+            format!("a process that an earlier ringfence left behind; `fuser {LOCK_FILE}` in that directory shows it")
+        }
     }
 }
 
-/// Who wrote itself into the lock file.
+/// The process that has written itself into the lock file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// This very process.
@@ -58,7 +60,7 @@ impl Owner {
             .or_else(|| text.trim().parse().ok().map(Self::Number))
     }
 
-    /// Its number.
+    /// Pid of the process.
     pub(crate) fn pid(&self) -> i32 {
         match self {
             Self::Process(identity) => identity.pid(),
@@ -99,7 +101,7 @@ impl DataDir {
                 DirBuilder::new()
                     .mode(0o700)
                     .create(path)
-                    .with_context(|| format!("make the data directory {}", path.display()))?;
+                    .with_context(|| format!("create the data directory {}", path.display()))?;
             }
             Some(metadata) => {
                 check_owner(path, &metadata)?;
@@ -214,7 +216,7 @@ impl DataDir {
         write_and_rename(&path, mode, content).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Makes a directory below the directory, unless it is there.
+    /// Creates a directory below the data directory, unless it exists.
     ///
     /// # Errors
     /// When the system refuses.
@@ -228,7 +230,7 @@ impl DataDir {
         }
     }
 
-    /// Removes a file of the directory, if it is there.
+    /// Removes a file of the data directory, if it exists.
     ///
     /// # Errors
     /// When the system refuses.

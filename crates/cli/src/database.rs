@@ -1,4 +1,4 @@
-//! The database of the platform, as commands open it.
+//! The database of the platform for commands.
 
 use std::process::ExitCode;
 

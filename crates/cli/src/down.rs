@@ -26,7 +26,7 @@ use crate::{doctor, node_identity, output};
 /// How long a platform may take to drain. It bounds its own drain by less.
 const DRAIN_BOUND: Duration = Duration::from_secs(60);
 
-/// Ends everything and says how much that was.
+/// Ends everything and prints how much was ended.
 ///
 /// # Errors
 /// When the data directory is not ours, its platform does not end, or something cannot be removed.
@@ -82,7 +82,7 @@ pub(crate) fn without_sandboxes(data_dir: &Path) -> node::NodeSettings {
     }
 }
 
-/// Locks the data directory, after ending the platform that has it.
+/// Locks the data directory, after ending the platform that holds the lock.
 fn take(dir: &DataDir) -> Result<Lock> {
     let in_use = match dir.lock() {
         Ok(lock) => return Ok(lock),
@@ -118,7 +118,7 @@ fn wait_for_end(process: &OwnedFd) -> Result<()> {
     };
     let mut fds = [PollFd::new(process, PollFlags::IN)];
     if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
-        bail!("it did not end within {} s", DRAIN_BOUND.as_secs());
+        bail!("the process did not end within {} s", DRAIN_BOUND.as_secs());
     }
     Ok(())
 }

@@ -28,16 +28,16 @@ pub(crate) fn harden() -> Result<()> {
     // Templates are made of files that sandboxes must be able to read; what is private has a mode of its own.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     raise_open_files();
-    ask_for_mercy();
+    lower_oom_score();
     if let Err(error) = runtime::schedule::platform() {
-        tracing::debug!("the platform is scheduled like any program: {error}");
+        tracing::debug!("cannot raise the scheduling priority of the platform: {error}");
     }
     Ok(())
 }
 
 /// Asks the kernel to end programs of sandboxes before this process when the whole host is out of memory: without it all
 /// of them are out of reach. What is started for sandboxes gives that up again.
-fn ask_for_mercy() {
+fn lower_oom_score() {
     const FILE: &str = "/proc/self/oom_score_adj";
     let present = std::fs::read_to_string(FILE)
         .ok()

@@ -1,4 +1,4 @@
-//! Where log lines go and how they look: stderr, as text or as one JSON object per line.
+//! Destination and format of log lines: stderr, as text or as one JSON object per line.
 
 use std::io::{self, IsTerminal};
 

@@ -50,7 +50,7 @@ pub(crate) enum KeySource {
     DataDir,
     /// A file of the operator.
     File(PathBuf),
-    /// The environment.
+    /// The key in the environment.
     Environment(Secret),
 }
 
@@ -69,7 +69,7 @@ impl fmt::Debug for MasterKey {
     }
 }
 
-/// The key that a text is.
+/// Parses the text of a key.
 pub(crate) fn parse(text: &str) -> Option<Key> {
     hex::decode(text.trim()).ok()?.try_into().ok()
 }
@@ -221,7 +221,7 @@ impl MasterKey {
     }
 }
 
-/// A secret that the master key does not open.
+/// A secret in the database that the master key does not open.
 #[derive(Debug, thiserror::Error)]
 #[error("the secret {key} of {table} cannot be encrypted again, nothing was changed: {error}")]
 struct Unreadable {
@@ -277,7 +277,7 @@ pub(crate) async fn rotate(store: &Store, dir: &DataDir, source: &KeySource, to:
             output::line(&format!("{count} secrets have a new master key, {}", path.display()))
         }
         (Some(to), _) => output::line(&format!(
-            "{count} secrets have the master key of {}: configure it now, the one before opens nothing any more",
+            "{count} secrets have the master key of {}: configure it now, because the previous key no longer decrypts anything",
             to.display()
         )),
         (None, None) => Ok(()),
@@ -314,9 +314,10 @@ fn reseal(sealer: &Sealer, column: &SealedColumn, key: &str, text: &str) -> Resu
         return Ok(replaced.map_or(Resealed::Keep, Resealed::Replace));
     }
     let mut json: Value = serde_json::from_str(text).map_err(|_| SealError::Corrupt)?;
-    Ok(match reseal_json(sealer, &owner, &mut json)? {
-        true => Resealed::Replace(json.to_string()),
-        false => Resealed::Keep,
+    Ok(if reseal_json(sealer, &owner, &mut json)? {
+        Resealed::Replace(json.to_string())
+    } else {
+        Resealed::Keep
     })
 }
 

@@ -1,4 +1,4 @@
-//! Which node a data directory is, and as whom its server owns that node.
+//! The node id of a data directory, and the owner id as which its server holds the node.
 //!
 //! Both ids are in `node.json`. The node's stays for as long as the directory does: rows in the database name it. The
 //! owner's stays for as long as the directory is in one place, that is the same file system, inode and boot. The lock of
@@ -34,7 +34,7 @@ struct Record {
     place: Location,
 }
 
-/// Where a data directory is.
+/// The place of a data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Location {
     boot: String,
@@ -91,7 +91,7 @@ pub(crate) fn load(dir: &DataDir, _lock: &Lock, has_own_database: bool) -> Resul
     })
 }
 
-/// The node that a data directory is.
+/// Reads the node id of a data directory.
 ///
 /// # Errors
 /// When the file cannot be read, or holds something else.

@@ -10,13 +10,13 @@ use serde::Serialize;
 /// Output format of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Text for people.
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// Writes text as it is. A reader that has gone away (`| head`) is no error.
+/// Writes text to stdout. A reader that has gone away (`| head`) is no error.
 ///
 /// # Errors
 /// When stdout cannot be written.
@@ -32,9 +32,10 @@ pub(crate) fn text(text: &str) -> Result<()> {
 pub(crate) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_control() {
-            true => safe.extend(c.escape_default()),
-            false => safe.push(c),
+        if c.is_control() {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
         }
     }
     safe

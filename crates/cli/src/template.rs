@@ -80,9 +80,10 @@ fn shown(template: &Value, key: &str) -> String {
 fn names(template: &Value) -> String {
     let names = template["names"].as_array().map(Vec::as_slice).unwrap_or_default();
     let names: Vec<String> = names.iter().filter_map(Value::as_str).map(output::printable).collect();
-    match names.is_empty() {
-        true => "-".to_owned(),
-        false => names.join(","),
+    if names.is_empty() {
+        "-".to_owned()
+    } else {
+        names.join(",")
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) async fn ensure_base(store: &Store, resources: &Resources) -> Result<
         .context("store a build of template `base`")
 }
 
-/// Ensures that `base` does not exist.
+/// Ensures that the database has no template `base`.
 ///
 /// # Errors
 /// When an earlier start offered it, or the database fails.

@@ -44,7 +44,7 @@ pub(crate) enum Https {
     Acme(Box<Acme>),
 }
 
-/// A loaded certificate, and how it is kept current.
+/// A loaded certificate, and its source.
 #[derive(Debug)]
 pub(crate) struct Shown {
     /// For the server.

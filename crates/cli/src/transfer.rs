@@ -149,7 +149,7 @@ pub(crate) fn collect(config: &Config, dry_run: bool, cache: bool, format: Forma
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file that is removed unless it is complete.
+/// A new file that is removed unless it is completed.
 struct Unfinished {
     file: File,
     path: PathBuf,

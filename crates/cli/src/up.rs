@@ -303,8 +303,8 @@ async fn open_blobs(config: &BlobConfig, dir: &DataDir, token_seed: &[u8; 32]) -
     })
 }
 
-/// The limits of connections, as far as there are file descriptors for them: half of all are for sandboxes, launchers
-/// and the database, which must never lack one because of what clients do.
+/// The limits of connections, reduced to the file descriptors that are available: half of all are for sandboxes,
+/// launchers and the database, which must never lack one because of what clients do.
 fn fitting(limits: &ConnectionLimits) -> ConnectionLimits {
     let files = rustix::process::getrlimit(Resource::Nofile).current;
     let quarter = files.map_or(usize::MAX, |files| usize::try_from(files / 4).unwrap_or(usize::MAX));

@@ -1,11 +1,11 @@
-//! Which program this is: the version, and the commit where the build named one.
+//! The version of this program, and the commit where the build named one.
 //!
 //! The commit comes from the environment of the build and not from a look at git, so that the same sources give the same
 //! binary, an unpacked archive can be built, and a commit does not make every developer's next build link anew.
 
 use std::sync::LazyLock;
 
-/// As `--version` prints it after the name.
+/// Text of `--version`, after the name.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
     describe(
         env!("CARGO_PKG_VERSION"),

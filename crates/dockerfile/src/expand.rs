@@ -195,9 +195,10 @@ impl Expansion<'_, '_> {
         let lookup = self.lookup;
         if self.peek() != Some('{') {
             let name = self.name();
-            return match name.is_empty() {
-                true => push(out, "$"),
-                false => push(out, lookup(name).unwrap_or_default()),
+            return if name.is_empty() {
+                push(out, "$")
+            } else {
+                push(out, lookup(name).unwrap_or_default())
             };
         }
         self.next();

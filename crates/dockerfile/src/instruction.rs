@@ -20,11 +20,11 @@ pub struct Document {
 /// An instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instruction {
-    /// Where it begins, from 1.
+    /// Line at which the instruction begins, from 1.
     pub line: usize,
-    /// As it is in the file, without continuations and heredocs.
+    /// Text of the instruction in the file, without continuations and heredocs.
     pub text: String,
-    /// What it does.
+    /// What the instruction does.
     pub kind: Kind,
 }
 
@@ -60,7 +60,7 @@ pub enum Kind {
     Entrypoint(Command),
 }
 
-/// A command. It is not expanded: that is for its shell.
+/// The command of an instruction. It is not expanded: that is for its shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// A text for the shell, with its heredocs.
@@ -88,9 +88,9 @@ impl Command {
 /// An argument of the build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Argument {
-    /// Its name.
+    /// Name of the argument.
     pub name: String,
-    /// Its default.
+    /// Default value of the argument.
     pub default: Option<String>,
 }
 
@@ -99,13 +99,13 @@ pub struct Argument {
 pub struct Copy {
     /// A stage or an image that they come from, not to be expanded; none for the context.
     pub from: Option<String>,
-    /// The owner.
+    /// Owner of the copied files.
     pub chown: Option<String>,
-    /// The mode.
+    /// Mode of the copied files.
     pub chmod: Option<String>,
     /// What is copied.
     pub sources: Vec<Source>,
-    /// Where to.
+    /// Path to copy to.
     pub dest: String,
 }
 
@@ -116,9 +116,9 @@ pub enum Source {
     Path(String),
     /// A file that is in the Dockerfile itself.
     File {
-        /// Its name.
+        /// Name of the file.
         name: String,
-        /// Its content.
+        /// Content of the file.
         content: String,
         /// Whether variables in the content are replaced.
         is_expanded: bool,
@@ -276,9 +276,10 @@ impl Parser<'_> {
         if let ([heredoc], Some(_)) = (&self.line.heredocs[..], Heredoc::begin(rest)) {
             let content = heredoc.content();
             // A line that is indented names no interpreter, even where its tabs are left out: BuildKit has it so.
-            return Ok(match heredoc.raw.starts_with("#!") {
-                true => Command::Script(content),
-                false => Command::Shell(content),
+            return Ok(if heredoc.raw.starts_with("#!") {
+                Command::Script(content)
+            } else {
+                Command::Shell(content)
             });
         }
         let mut text = rest.to_owned();
@@ -402,12 +403,13 @@ impl Parser<'_> {
                 None => (word, None),
             };
             let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-            match is_name {
-                true => Ok(Argument {
+            if is_name {
+                Ok(Argument {
                     name: name.to_owned(),
                     default,
-                }),
-                false => Err(format!("ARG: {name:?} cannot be a name")),
+                })
+            } else {
+                Err(format!("ARG: {name:?} cannot be a name"))
             }
         });
         arguments.collect()
@@ -415,9 +417,10 @@ impl Parser<'_> {
 }
 
 fn required(text: &str, message: &str) -> Result<String, String> {
-    match text.is_empty() {
-        true => Err(message.to_owned()),
-        false => Ok(text.to_owned()),
+    if text.is_empty() {
+        Err(message.to_owned())
+    } else {
+        Ok(text.to_owned())
     }
 }
 

@@ -11,7 +11,7 @@ const HEREDOCS_MAX: usize = 64;
 /// An instruction on one line, without its continuations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// Where it begins, from 1.
+    /// Line of the file at which the instruction begins, from 1.
     pub(crate) number: usize,
     pub(crate) text: String,
     pub(crate) heredocs: Vec<Heredoc>,
@@ -20,13 +20,13 @@ pub(crate) struct Line {
 /// A text that follows an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Heredoc {
-    /// The word that begins and ends it.
+    /// The word that begins and ends the heredoc.
     pub(crate) name: String,
     /// Whether the name has no quotes.
     pub(crate) is_expanded: bool,
     /// Whether tabs at the beginning of lines are left out.
     pub(crate) has_tabs_removed: bool,
-    /// As it is in the file.
+    /// Text of the heredoc as it is in the file.
     pub(crate) raw: String,
 }
 
@@ -52,15 +52,15 @@ impl Heredoc {
         })
     }
 
-    /// The text.
+    /// Content of the heredoc, without its leading tabs where `<<-` removes them.
     pub(crate) fn content(&self) -> String {
-        match self.has_tabs_removed {
-            false => self.raw.clone(),
-            true => self
-                .raw
+        if self.has_tabs_removed {
+            self.raw
                 .split_inclusive('\n')
                 .map(|line| line.trim_start_matches('\t'))
-                .collect(),
+                .collect()
+        } else {
+            self.raw.clone()
         }
     }
 }
@@ -124,7 +124,7 @@ pub(crate) fn split(text: &str) -> Result<(Escape, Vec<Line>), Refusal> {
     Ok((escape, lines))
 }
 
-/// The line without its end, if the next one continues it.
+/// The line without its continuation character; none if the next line does not continue it.
 fn continued(line: &str, escape: Escape) -> Option<&str> {
     let escape = escape.as_char();
     let before = line.trim_end_matches([' ', '\t']).strip_suffix(escape)?;
@@ -181,9 +181,10 @@ fn heredocs(text: &str, number: usize, raw: &[&str], at: &mut usize) -> Result<V
                 return Err(Refusal::new(number, why));
             };
             *at += 1;
-            let end = match heredoc.has_tabs_removed {
-                true => line.trim_start_matches('\t'),
-                false => line,
+            let end = if heredoc.has_tabs_removed {
+                line.trim_start_matches('\t')
+            } else {
+                line
             };
             if end == heredoc.name {
                 break;

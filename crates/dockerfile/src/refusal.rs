@@ -6,7 +6,7 @@
 pub struct Refusal {
     /// The line, from 1.
     pub line: usize,
-    /// The reason, and what to do.
+    /// Why the Dockerfile is refused, and what to change.
     pub message: String,
 }
 

@@ -8,7 +8,7 @@ use crate::limits::STAGES_MAX;
 use crate::note::Note;
 use crate::refusal::Refusal;
 
-/// A Dockerfile as it is built.
+/// The stages of a Dockerfile that a target needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// The character that escapes others.
@@ -24,14 +24,14 @@ pub struct Plan {
     given: BTreeMap<String, String>,
 }
 
-/// A stage.
+/// One stage of a Dockerfile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stage {
-    /// Where it begins, from 1.
+    /// Line at which the stage begins, from 1.
     pub line: usize,
     /// Its name, in lower case.
     pub name: Option<String>,
-    /// What it begins with.
+    /// The file system that the stage begins with.
     pub base: Base,
     /// Its instructions, without `FROM`.
     pub instructions: Vec<Instruction>,
@@ -40,7 +40,7 @@ pub struct Stage {
 /// What a stage begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Base {
-    /// Nothing.
+    /// No files: `FROM scratch`.
     Scratch,
     /// An earlier stage.
     Stage(usize),
@@ -254,7 +254,7 @@ impl Plan {
         given.or(expanded).or_else(|| self.globals.get(&argument.name).cloned())
     }
 
-    /// Arguments that every stage has without declaring them.
+    /// Arguments that every stage has without a declaration.
     #[must_use]
     pub fn predefined(&self) -> BTreeMap<String, String> {
         let given = self.given.iter();

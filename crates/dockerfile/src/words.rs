@@ -81,9 +81,10 @@ pub(crate) fn flags(text: &str, escape: Escape) -> (Vec<(&str, Option<&str>)>, &
 /// A text in quotes of the shell, unless it needs none.
 pub(crate) fn shell_quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
     }
 }
 

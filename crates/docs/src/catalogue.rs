@@ -3,7 +3,7 @@
 /// One page of `docs/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// The part of the contents that it belongs to.
+    /// The group of the table of contents that the page belongs to.
     pub group: &'static str,
     /// Where the page is served below the documentation's address, without extension: `/sandbox/network`. The first page
     /// is `/`.

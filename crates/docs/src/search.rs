@@ -62,7 +62,7 @@ pub struct Hit {
     pub score: f32,
 }
 
-/// A word of a query that no page has.
+/// A word of a query that is on no page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
     /// The word, in lower case.
@@ -81,7 +81,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// What to say about the words that no page has; nothing if there are none.
+    /// A note about the words of the query that are on no page; none if all are on some.
     #[must_use]
     pub fn note(&self) -> Option<String> {
         let quoted = |words: Vec<&str>| {
@@ -153,7 +153,8 @@ struct Document {
     text: HashMap<u32, f32>,
     /// Words of its own headings, weighted.
     headings: HashMap<u32, f32>,
-    /// Words of what it is part of, weighted. They do not count for how rare a word is.
+    /// Words of the page and the headings that the section is part of, weighted. They do not count for how rare a word
+    /// is.
     inherited: HashMap<u32, f32>,
 }
 

@@ -20,7 +20,7 @@ pub(crate) const GROUPS: [&str; 6] = ["Start", "Use sandboxes", "SDKs", "Operate
 /// Position of a page or folder without `order`: after those that have one.
 const LAST: u32 = 1000;
 
-/// A page, as it is embedded.
+/// The source of a page, as it is embedded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PageSource {
     pub(crate) group: &'static str,

@@ -23,7 +23,7 @@ const STYLE: &str = include_str!("web/style.css");
 pub const SCRIPT: &str = include_str!("web/copy.js");
 const ICON: &str = include_str!("web/icon.svg");
 
-/// Something that is served at a path.
+/// A file that the server sends for a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asset {
     /// The media type.

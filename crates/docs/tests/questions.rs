@@ -16,7 +16,7 @@ struct Questions {
 #[serde(deny_unknown_fields)]
 struct Question {
     text: String,
-    /// The pages that answer it.
+    /// The pages that answer the question.
     routes: Vec<String>,
 }
 

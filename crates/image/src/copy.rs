@@ -32,7 +32,7 @@ const STRICT: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLIN
 /// Links of the image are followed, as its own programs would.
 const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT;
 
-/// Does a job.
+/// Runs a job of `image-copy`.
 pub(crate) fn run(job: &CopyJob) -> Result<CopyReport> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(CWD, &job.root, flags, Mode::empty())
@@ -79,15 +79,16 @@ pub(crate) fn run(job: &CopyJob) -> Result<CopyReport> {
     );
     let are_moved = job.from.is_none() && !overlap(&sources);
     for source in &sources {
-        match are_moved {
-            true => copy.place(source, &dest)?,
-            false => copy.duplicate(source, &dest)?,
+        if are_moved {
+            copy.place(source, &dest)?;
+        } else {
+            copy.duplicate(source, &dest)?;
         }
     }
     Ok(copy.report)
 }
 
-/// Whether a file can be part of two sources, so that it must stay for the other one: what a link leads to may be another
+/// Whether a file can be part of two sources, so that copying one must not move it: what a link leads to may be another
 /// source, too.
 fn overlap(sources: &[Source]) -> bool {
     let paths: HashSet<&[u8]> = sources.iter().map(|source| source.path.as_slice()).collect();

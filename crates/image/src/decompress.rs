@@ -71,7 +71,7 @@ impl<R: Read> Read for Restart<R> {
     }
 }
 
-/// Frames of zstd, one after the other.
+/// A decoder of zstd frames, one after the other.
 struct Zstd<R> {
     source: R,
     decoder: FrameDecoder,

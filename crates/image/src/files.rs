@@ -46,7 +46,7 @@ pub(crate) fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// Removes what has that name, with everything below it. Nothing is followed.
+/// Removes an entry of a directory, with everything below it. Nothing is followed.
 pub(crate) fn remove(directory: impl AsFd, name: &[u8]) -> io::Result<()> {
     let directory = directory.as_fd();
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {

@@ -35,7 +35,7 @@ use self::limits::{STACK, raise_limits};
 pub use self::progress::Log;
 use self::progress::say;
 
-/// The programs.
+/// The programs that this crate provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// COPY and ADD.
@@ -79,7 +79,7 @@ pub fn run(program: Program, job: Option<&OsStr>, now: Timestamp) -> ExitCode {
     }
 }
 
-/// Reads a job, deletes its file and does it. Lines of progress go to `log`; the result is the last one.
+/// Reads a job, deletes its file and runs the job. Lines of progress go to `log`; the result is the last one.
 ///
 /// # Errors
 /// When the job is invalid or cannot be done. The message is for the user of the build.

@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use sha2::Sha256;
 
-/// Media types that are asked for.
+/// Media types that requests accept.
 pub(crate) const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json";

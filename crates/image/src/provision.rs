@@ -37,7 +37,7 @@ const OPEN: [&[u8]; 2] = [b"code", b"usr/local"];
 /// The largest id of a user or a group that a sandbox has.
 const ID_MAX: u32 = 65_535;
 
-/// Does a job.
+/// Runs a job of `image-provision`.
 pub(crate) fn run(job: &ProvisionJob) -> Result<ProvisionReport> {
     let (name, group) = match job.user.split_once(':') {
         Some((name, group)) => (name, Some(group)),
@@ -132,7 +132,7 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the home directory with what `/etc/skel` has. With `all`, everything in it becomes the user's.
+/// Creates the home directory with the files of `/etc/skel`. With `all`, everything in it becomes the user's.
 fn home(root: &OwnedFd, user: &User, all: bool) -> Result<()> {
     let path = files::clean(user.home.as_bytes()).context("invalid path")?;
     // The root directory is the home of users that need none.
@@ -200,7 +200,8 @@ fn copy_missing(from: &OwnedFd, to: &OwnedFd, owner: (Uid, Gid)) -> Result<()> {
     Ok(())
 }
 
-/// Gives a directory and everything in it an owner. What has it already is not touched: a change copies the file.
+/// Changes the owner of a directory and of everything in it. What has it already is not touched: a change copies the
+/// file.
 fn own(directory: &OwnedFd, owner: (Uid, Gid)) -> Result<()> {
     let differs = |uid, gid| (uid, gid) != (owner.0.as_raw(), owner.1.as_raw());
     let stat = rustix::fs::fstat(directory)?;

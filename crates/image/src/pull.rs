@@ -34,7 +34,7 @@ const PARALLEL_MAX: usize = 8;
 /// How often it is said how much of the layers was downloaded.
 const STATE: Duration = Duration::from_secs(1);
 
-/// Does a job.
+/// Runs a job of `image-pull`.
 pub(crate) fn run(job: &PullJob, now: Timestamp, log: Log<'_>) -> Result<Progress> {
     let reference = Reference::parse(&job.reference)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -159,7 +159,7 @@ type Running = (Blob, PathBuf, oneshot::Receiver<Result<()>>);
 struct Downloads {
     /// Number of layers of the image.
     count: usize,
-    /// Number of the layer, its size, and what was received of it.
+    /// Number of each layer, its size, and the bytes of it that were received.
     received: Vec<(usize, u64, Arc<AtomicU64>)>,
     /// What was said last.
     said: String,
@@ -176,7 +176,7 @@ impl Downloads {
         }
     }
 
-    /// Clients make bars of this line.
+    /// Reports the progress of the downloads, in a line of which clients make progress bars.
     fn say(&mut self, log: Log<'_>) -> Result<()> {
         let count = self.count;
         let shown = self.received.iter().map(|(number, size, received)| {

@@ -20,7 +20,7 @@ const PAX_MAX: u64 = 1 << 20;
 /// Maximum number of headers that belong to one entry.
 const HEADERS_MAX: usize = 16;
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
 /// One entry. Its contents, if it is a file, are what [`Reader::read`] gives next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// As it is in the archive: not checked, except that it has no NUL.
+    /// Path of the entry in the archive: not checked, except that it has no NUL.
     pub(crate) path: Vec<u8>,
     /// Target of a link; also not checked.
     pub(crate) link: Vec<u8>,

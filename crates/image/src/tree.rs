@@ -57,12 +57,12 @@ pub(crate) struct Tree {
 struct Parent {
     path: Vec<u8>,
     directory: Arc<OwnedFd>,
-    /// Its times before entries were made in it.
+    /// Times of the directory before entries were made in it.
     times: Timestamps,
 }
 
 impl Parent {
-    /// Gives the directory the times back that it had. Times are for information only, so errors are ignored.
+    /// Restores the times of the directory. Times are for information only, so errors are ignored.
     fn leave(self) {
         let _ = rustix::fs::futimens(&self.directory, &self.times);
     }
@@ -86,8 +86,8 @@ impl Tree {
         })
     }
 
-    /// Deletes what a layer deletes of the layers below it. Its order does not matter then: what the layer itself has
-    /// is unpacked afterwards.
+    /// Deletes what a layer hides of the layers below it. Its order does not matter then: what the layer itself has is
+    /// unpacked afterwards.
     pub(crate) fn whiteouts<R: Read>(&mut self, reader: &mut Reader<R>) -> Result<()> {
         self.leave();
         while let Some(entry) = reader.next_entry()? {
@@ -354,7 +354,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Owner, mode, attributes and times, in this order: a new owner clears bits of the mode and capabilities.
+    /// Sets owner, mode, attributes and times, in this order: a new owner clears bits of the mode and capabilities.
     fn metadata(&mut self, file: &OwnedFd, entry: &Entry) -> Result<()> {
         self.owner(entry, |uid, gid| rustix::fs::fchown(file, Some(uid), Some(gid)))?;
         rustix::fs::fchmod(file, Mode::from_raw_mode(entry.mode))?;

@@ -20,7 +20,7 @@ const JSON_MAX: u64 = 4 << 20;
 /// Maximum number of files in an archive of an image: each layer has up to three.
 const FILES_MAX: usize = 4096;
 
-/// Does a job.
+/// Runs a job of `image-unpack`.
 pub(crate) fn run(job: &UnpackJob) -> Result<ImageReport> {
     let name = job.archive.display();
     let contents = classify(&job.archive, job.limits).with_context(|| format!("image {name}"))?;

@@ -38,7 +38,7 @@ impl User {
     }
 }
 
-/// Both files.
+/// The contents of `/etc/passwd` and `/etc/group`.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     passwd: Vec<u8>,
@@ -46,7 +46,7 @@ pub(crate) struct Users {
 }
 
 impl Users {
-    /// Reads them below a root. A missing file is an empty one.
+    /// Reads both files below a root. A missing file is an empty one.
     pub(crate) fn read(root: impl AsFd) -> Result<Self> {
         let read = |path: &[u8]| -> Result<Vec<u8>> {
             let found = read_accounts(&root, path)?;

@@ -31,7 +31,7 @@ const SANDBOX_TIMEOUT_S: u32 = 900;
 /// The address and credentials of the platform under measurement.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// The address.
+    /// Address of the platform.
     pub address: SocketAddr,
     /// The `Host` header.
     host: HeaderValue,
@@ -103,7 +103,7 @@ impl Target {
 /// A created sandbox.
 #[derive(Clone, Deserialize)]
 pub struct Sandbox {
-    /// Its id.
+    /// Id of the sandbox.
     #[serde(rename = "sandboxID")]
     pub id: String,
     #[serde(rename = "envdAccessToken")]
@@ -133,13 +133,13 @@ pub struct Created {
 pub struct Answer {
     /// Time from the first byte of the request to the last of the response.
     pub took: Duration,
-    /// Its headers.
+    /// Headers of the answer.
     pub headers: HeaderMap,
-    /// Its body.
+    /// Body of the answer.
     pub body: Bytes,
 }
 
-/// A kept-alive connection, reopened after it was closed.
+/// A kept-alive connection to the platform, which is opened again after it was closed.
 #[derive(Debug)]
 pub struct Client {
     platform: Target,

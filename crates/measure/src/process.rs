@@ -15,7 +15,7 @@ const MESSAGE_MAX: usize = 1 << 20;
 pub struct Command<'a> {
     /// The program.
     pub program: &'a str,
-    /// Its arguments.
+    /// Arguments of the program.
     pub args: &'a [&'a str],
     /// Whether its standard input is a pipe that stays open; otherwise it is empty.
     pub stdin: bool,

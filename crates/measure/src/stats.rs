@@ -9,15 +9,15 @@ use serde::Serialize;
 pub struct Distribution {
     /// Number of requests that succeeded.
     pub n: usize,
-    /// Half of them were at most this slow.
+    /// Half of the measurements took at most this long.
     pub p50_ms: f64,
     /// Nine of ten were at most this slow.
     pub p90_ms: f64,
     /// 99 of 100 were at most this slow.
     pub p99_ms: f64,
-    /// The slowest.
+    /// Duration of the slowest measurement.
     pub max_ms: f64,
-    /// The average.
+    /// Average duration.
     pub mean_ms: f64,
 }
 

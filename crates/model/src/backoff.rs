@@ -1,4 +1,4 @@
-//! How long something is not tried again that has failed.
+//! How long to wait before something that has failed is tried again.
 
 use std::time::Duration;
 

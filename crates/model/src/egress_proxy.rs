@@ -42,22 +42,22 @@ impl fmt::Display for ProxyHost {
 /// A SOCKS5 proxy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressProxy {
-    /// Its host.
+    /// Host of the proxy.
     pub host: ProxyHost,
     /// Its port, never 0.
     pub port: u16,
-    /// What it is told about the sandbox, if anything.
+    /// User and password for the proxy, if it requires them.
     pub credentials: Option<ProxyCredentials>,
-    /// TLS to the proxy, if it requires that.
+    /// How TLS to the proxy is checked; none for a proxy without TLS.
     pub tls: Option<ProxyTls>,
 }
 
 /// A user and a password of 1 to 255 and 0 to 255 bytes (RFC 1929).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxyCredentials {
-    /// The user.
+    /// User name at the proxy.
     pub username: String,
-    /// The password; empty if the client set none.
+    /// Password at the proxy; empty if the client set none.
     pub password: Secret,
 }
 
@@ -76,7 +76,7 @@ pub struct ProxyTls {
 pub struct ProxySpec {
     /// Host and port.
     pub address: String,
-    /// The user.
+    /// User name at the proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub username: Option<String>,
     /// The password, which is never serialized.
@@ -129,7 +129,7 @@ pub enum InvalidProxy {
 }
 
 impl ProxySpec {
-    /// The proxy.
+    /// The settings in the form in which the egress gateway applies them.
     ///
     /// # Errors
     /// At the first invalid value, and if the password is only there in encrypted form.

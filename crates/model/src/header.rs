@@ -24,10 +24,10 @@ const RESERVED: [&str; 14] = [
 /// Why a header cannot be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidHeaderName {
-    /// No header can have it.
+    /// Text that is not a header name.
     #[error("it is not the name of a header")]
     NotAName,
-    /// No rule may set it.
+    /// A header that rules must not set.
     #[error("the connection depends on it")]
     Reserved,
 }
@@ -46,9 +46,10 @@ pub fn header_name(name: &str) -> Option<String> {
 /// With the reason why they cannot.
 pub fn settable_name(name: &str) -> Result<String, InvalidHeaderName> {
     let name = header_name(name).ok_or(InvalidHeaderName::NotAName)?;
-    match RESERVED.contains(&name.as_str()) {
-        true => Err(InvalidHeaderName::Reserved),
-        false => Ok(name),
+    if RESERVED.contains(&name.as_str()) {
+        Err(InvalidHeaderName::Reserved)
+    } else {
+        Ok(name)
     }
 }
 

@@ -37,7 +37,7 @@ const HIDDEN_FROM: usize = 8;
 const MASK_FROM: usize = 12;
 /// The shown part.
 const MASK_HEAD: usize = 4;
-/// Stands for the rest.
+/// What a mask shows in the place of the rest.
 const MASK: &str = "****";
 /// Scheme words before credentials, which are no secrets.
 const SCHEMES: [&str; 3] = ["bearer ", "basic ", "token "];
@@ -124,7 +124,7 @@ enum Part {
     Secret {
         /// The name, in lower case.
         name: String,
-        /// The placeholder.
+        /// Text of the placeholder.
         written: String,
     },
 }
@@ -272,13 +272,13 @@ pub enum InvalidRules {
     Secrets(usize),
 }
 
-/// Parsed rules.
+/// Rules that were parsed and are valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HeaderRules(Vec<HeaderRule>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HeaderRule {
-    /// As it was written.
+    /// The domain as the client wrote it.
     domain: String,
     host: DomainPattern,
     /// Names in lower case, with values.
@@ -335,7 +335,7 @@ impl HeaderRules {
         Ok(rules)
     }
 
-    /// Whether nothing is set by them.
+    /// Whether the rules set no header.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|rule| rule.headers.is_empty())

@@ -165,7 +165,7 @@ text_id!(
 );
 
 impl LayerId {
-    /// The layer with this hash.
+    /// Creates the id of the layer with this hash.
     #[must_use]
     pub fn from_hash(hash: &[u8; 32]) -> Self {
         Self(hex::encode(hash))

@@ -33,9 +33,9 @@ pub struct InjectionRule {
     pub name: String,
     /// The host of the request, which is also the server name of its connection.
     pub host: DomainPattern,
-    /// The port.
+    /// Port of the requests that the rule applies to.
     pub port: u16,
-    /// The path.
+    /// Paths of the requests that the rule applies to.
     pub path: PathPattern,
     /// Headers that the request must have, with exactly these values. Names are in lower case; of a repeated header only
     /// the first value counts.
@@ -44,10 +44,10 @@ pub struct InjectionRule {
     pub if_queries: BTreeMap<String, String>,
     /// The headers to set. A header of the same name that the client sent is replaced.
     pub headers: Vec<InjectedHeader>,
-    /// Which of [`Self::headers`] are set.
+    /// How many of [`Self::headers`] are set.
     pub set: HeaderChoice,
-    /// Secrets in [`Self::headers`] as their owner knows them, to be hidden in answers that contain them: the token
-    /// itself if a header has it encoded or after a scheme word.
+    /// Secrets in [`Self::headers`], to be hidden in answers that contain them: the token itself if a header has it
+    /// encoded or after a scheme word.
     pub secrets: Vec<Secret>,
 }
 
@@ -56,17 +56,17 @@ pub struct InjectionRule {
 pub struct InjectedHeader {
     /// Name, in lower case.
     pub name: String,
-    /// Value.
+    /// Value of the header.
     pub value: Secret,
 }
 
-/// Which headers of a rule are set.
+/// Which headers of a rule are set on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeaderChoice {
-    /// All of them.
+    /// All headers of the rule are set.
     All,
-    /// Those that the request has already; if it has none of them, the first.
+    /// Only headers that the request has already are replaced; if it has none of them, the first is set.
     Present,
 }
 
@@ -74,9 +74,9 @@ pub enum HeaderChoice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathPattern {
-    /// Every path.
+    /// All paths.
     Any,
-    /// This path.
+    /// This path only.
     Exact(String),
     /// Paths that begin with this text, which need not end at a segment.
     Prefix(String),

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 pub enum Level {
     /// For debugging the platform.
     Debug,
-    /// Normal operation.
+    /// Reports about normal operation.
     Info,
     /// A problem that was handled, or that could cause a later failure.
     Warn,
-    /// A failure.
+    /// Reports about a failure.
     Error,
 }
 

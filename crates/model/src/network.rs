@@ -136,24 +136,25 @@ pub struct EgressPolicy {
     pub deny: Vec<Cidr>,
     /// Servers that answer the DNS queries of the sandbox; if empty, those of the operator.
     pub dns_servers: Vec<Ipv4Addr>,
-    /// What applies to addresses that are not mentioned above: open or closed. If none, the operator's default.
+    /// Whether addresses that no list mentions are open. If none, the operator's default.
     pub default_allow: Option<bool>,
-    /// The proxy for TCP connections that are open. While there is one, UDP is closed, except to the resolver.
+    /// The proxy through which all TCP connections are made. While there is one, UDP is closed, except to the resolver.
     pub proxy: Option<Box<EgressProxy>>,
-    /// The headers that are set on its HTTPS requests. It opens nothing: the rest of the policy decides first.
+    /// The headers that the gateway sets on HTTPS requests of the sandbox. It opens nothing: the rest of the policy
+    /// decides first.
     pub interception: Option<Box<Interception>>,
 }
 
 /// What a policy says about a public address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyDecision {
-    /// A network that is allowed contains it.
+    /// An allowed network contains the address.
     Allowed,
     /// A network that is denied contains it, but a connection to a domain that is allowed is open.
     ByDomain,
-    /// A network that is denied contains it.
+    /// A denied network contains the address.
     Denied,
-    /// The policy does not mention it.
+    /// The policy does not mention the address.
     Unmentioned,
 }
 

@@ -43,7 +43,7 @@ impl RepositoryUrl {
         format!("https://{}/{}/{}.git", self.host, self.owner, self.name)
     }
 
-    /// The same text for addresses of the same repository: code hosts do not distinguish upper and lower case.
+    /// A key that is equal for all addresses of one repository: code hosts do not distinguish upper and lower case.
     #[must_use]
     pub fn key(&self) -> String {
         self.https().to_ascii_lowercase()
@@ -108,7 +108,7 @@ pub struct MountPath(String);
 /// Text that is not the path of a working tree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMountPath {
-    /// Relative, or with segments that depend on others.
+    /// Relative path, or one with segments that depend on others.
     #[error("must be an absolute path of at most {MOUNT_PATH_MAX} bytes, without . and .. and control characters")]
     Form,
     /// Of the system.
@@ -117,13 +117,13 @@ pub enum InvalidMountPath {
 }
 
 impl MountPath {
-    /// The path.
+    /// The path as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether one of the paths is the other one, or in it.
+    /// Whether the two paths are equal, or one is below the other.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let is_in = |inner: &str, outer: &str| {
@@ -139,7 +139,7 @@ impl FromStr for MountPath {
     type Err = InvalidMountPath;
 
     fn from_str(text: &str) -> Result<Self, InvalidMountPath> {
-        /// Directories that are no place for files of users, with all below them.
+        /// System directories, in which no files of users belong.
         const SYSTEM: [&str; 4] = ["proc", "sys", "dev", "run"];
         let is_text = text.len() <= MOUNT_PATH_MAX && !text.chars().any(char::is_control);
         let relative = text

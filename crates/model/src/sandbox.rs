@@ -14,9 +14,9 @@ use crate::lifecycle::Kept;
 /// The specification of a sandbox: template, lifetime, resources and network. Its id and its owner are not part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxSpec {
-    /// The template it is created from.
+    /// The template that the sandbox is created from.
     pub template: TemplateId,
-    /// The build of that template.
+    /// The build of the template.
     pub build: BuildId,
     /// The name of the template that clients are shown.
     pub alias: Option<String>,
@@ -50,12 +50,12 @@ pub struct SandboxSpec {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LifecycleSpec {
-    /// It is paused at its deadline, and not killed.
+    /// The sandbox is paused at its deadline, and not killed.
     pub auto_pause: bool,
     /// Its processes are given up when it is paused at its deadline, and only its disk is kept.
     #[serde(default)]
     pub auto_pause_discards: bool,
-    /// Traffic resumes it.
+    /// Traffic to the sandbox resumes it.
     pub auto_resume: bool,
     /// A client has paused it and wanted its disk alone, which traffic does not resume.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -68,9 +68,10 @@ impl LifecycleSpec {
     /// What is kept of it when it is paused at its deadline.
     #[must_use]
     pub fn keep(&self) -> Kept {
-        match self.auto_pause_discards {
-            true => Kept::Filesystem,
-            false => Kept::Memory,
+        if self.auto_pause_discards {
+            Kept::Filesystem
+        } else {
+            Kept::Memory
         }
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Secret(String);
 
 impl Secret {
-    /// A secret of this text.
+    /// Creates a secret of this text.
     #[must_use]
     pub fn new(text: String) -> Self {
         Self(text)

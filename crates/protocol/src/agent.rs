@@ -18,8 +18,9 @@ pub const VERSION: &str = "0.6.13";
 pub const VERSION_HEADER: &str = "x-envd-version";
 /// Path on the control channel that accepts an [`Init`].
 pub const INIT_PATH: &str = "/init";
-/// Header of a `Start`: with the value [`UNTIL_EXIT`] its end is the exit of the process. What the process has left running
-/// goes on, and its later output is discarded. Otherwise the end is that of the output, which they may hold open.
+/// Header of a `Start` request: with the value [`UNTIL_EXIT`], the response ends with the exit of the process. What the
+/// process has left running goes on, and its later output is discarded. Otherwise the end is that of the output, which
+/// they may hold open.
 pub const OUTPUT_HEADER: &str = "ringfence-output";
 /// Value of [`OUTPUT_HEADER`].
 pub const UNTIL_EXIT: &str = "until-exit";
@@ -51,18 +52,19 @@ pub mod quiet {
     /// Give up all connections, the spawner and the kernel's side of the `/proc` files; accept nothing but
     /// [`CONTINUE`].
     pub const QUIET: &[u8] = b"quiet";
-    /// As [`QUIET`], but connections of clients are kept: the sandbox is copied, and goes on.
+    /// Like [`QUIET`], but connections of clients are kept: the sandbox is copied, and goes on.
     pub const STILL: &[u8] = b"still";
     /// Accept connections again. The kernel's side of the `/proc` files may be attached.
     pub const CONTINUE: &[u8] = b"continue";
-    /// As [`CONTINUE`], in a copy of a sandbox that was [`STILL`]: the connections of clients are those of the other one,
-    /// and are given up.
+    /// Like [`CONTINUE`], for a copy of a sandbox that was [`STILL`]: the copy gives up the connections of clients,
+    /// which belong to the sandbox that was copied.
     pub const CONTINUE_ALONE: &[u8] = b"alone";
-    /// It was done.
+    /// Answer of an agent that has carried out the instruction.
     pub const DONE: &[u8] = b"done";
 }
-/// Where programs in a sandbox read what the request gave that they cannot have in their environment, because they may have
-/// been started before it: relative to the root of the file system. It is there before the request is answered.
+/// File in which programs of a sandbox find the values of the request that their environment cannot have, because they
+/// may have been started before it: relative to the root of the file system. It is there before the request is
+/// answered.
 pub const SANDBOX_FILE: &str = "run/ringfence/sandbox.json";
 /// The name of a file until it is complete, in the same directory.
 pub const UNFINISHED_FILE: &str = ".ringfence-ca.tmp";
@@ -124,8 +126,8 @@ pub struct Init {
     /// must be valid for as long as the sandbox may live, and those of the operator. Private keys never leave the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<String>,
-    /// Whether the call is answered before these certificates are installed. Processes that are started meanwhile wait for
-    /// that. Installing them takes milliseconds, which need not be part of a start.
+    /// Whether the agent answers before it has installed these certificates. Processes that are started meanwhile wait
+    /// for that. Installing them takes milliseconds, which need not be part of a start.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ca_bundle_deferred: bool,
     /// Processors that the sandbox may use; if absent, metrics report the host's.
@@ -157,38 +159,38 @@ impl std::fmt::Debug for Init {
 pub enum AgentEvent {
     /// A process was started for a client.
     ProcessStart {
-        /// Its pid inside the sandbox.
+        /// Pid of the process inside the sandbox.
         pid: u32,
-        /// Name of its program; for a script passed to a shell, of its first command.
+        /// Name of the program; for a script passed to a shell, of its first command.
         command: String,
-        /// Name of the user it runs as.
+        /// Name of the user that the process runs as.
         user: String,
-        /// Whether it has a terminal.
+        /// Whether the process has a terminal.
         #[serde(default)]
         pty: bool,
     },
     /// A process that was started for a client has ended and its output was read.
     ProcessEnd {
-        /// As at its start.
+        /// Pid of the process inside the sandbox, as at its start.
         pid: u32,
-        /// As at its start.
+        /// Name of the program, as at its start.
         command: String,
-        /// Exit status; -1 when a signal ended it.
+        /// Exit status; -1 when a signal ended the process.
         exit_code: i32,
         /// Status text, as in the response to the client.
         status: String,
-        /// Bytes that it wrote to its standard output.
+        /// Bytes that the process wrote to its standard output.
         stdout_bytes: u64,
-        /// Bytes that it wrote to its standard error.
+        /// Bytes that the process wrote to its standard error.
         stderr_bytes: u64,
-        /// Bytes that it wrote to its terminal.
+        /// Bytes that the process wrote to its terminal.
         pty_bytes: u64,
         /// Milliseconds from start to end.
         duration_ms: u64,
     },
     /// A process that a client asked for could not be started.
     ProcessFailed {
-        /// As at a start.
+        /// Name of the program that was requested.
         command: String,
         /// The reason, without anything of the request.
         reason: String,
@@ -196,7 +198,7 @@ pub enum AgentEvent {
     /// All processes of the workload were killed because its sockets held memory of the host that no limit counts, and
     /// no platform was running to end the sandbox.
     SocketMemory {
-        /// Lower bound of what they held: counting stops above the limit.
+        /// Lower bound of the bytes that the sockets held: counting stops above the limit.
         bytes: u64,
     },
     /// Events were dropped here because they were not read in time.
@@ -206,9 +208,9 @@ pub enum AgentEvent {
     },
     /// Sent periodically, so that the agent notices when the host no longer reads.
     Heartbeat,
-    /// There is no spawner; the last line of a response.
+    /// The sandbox has no spawner; the last line of a response.
     SpawnerGone,
-    /// An event that this version does not know.
+    /// An event of a later version, which this one ignores.
     #[serde(other)]
     Unknown,
 }

@@ -73,7 +73,7 @@ impl Code {
 #[error("{code:?}: {message}")]
 pub struct Error {
     pub code: Code,
-    /// For people; programs use the code.
+    /// Text for people; programs use the code.
     #[serde(default)]
     pub message: String,
 }

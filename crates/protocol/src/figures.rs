@@ -58,7 +58,7 @@ pub enum Operation {
     Open,
     /// Bytes of an open file are read.
     Read {
-        /// Which of [`FILES`], by its index.
+        /// Index in [`FILES`] of the file that is read.
         file: usize,
         /// The handle that the open returned.
         handle: u64,

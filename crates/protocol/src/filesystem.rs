@@ -159,14 +159,14 @@ pub struct EntryInfo {
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// One of [`file_type`]; for a link, the type of its final target.
+    /// Type of the entry, one of [`file_type`]; for a link, the type of its final target.
     #[prost(int32, tag = "2")]
     #[serde(rename = "type", with = "file_type", skip_serializing_if = "json::is_default")]
     pub kind: i32,
     #[prost(string, tag = "3")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// In bytes; for a link, the length of its text.
+    /// Size in bytes; for a link, the length of its text.
     #[prost(int64, tag = "4")]
     #[serde(with = "int64", skip_serializing_if = "json::is_default")]
     pub size: i64,
@@ -217,7 +217,7 @@ pub struct FilesystemEvent {
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// One of [`event_type`].
+    /// Type of the event, one of [`event_type`].
     #[prost(int32, tag = "2")]
     #[serde(rename = "type", with = "event_type", skip_serializing_if = "json::is_default")]
     pub kind: i32,
@@ -287,7 +287,7 @@ pub struct WatchRequest {
     #[prost(string, tag = "1")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// Includes everything below, also directories that are created later.
+    /// Whether everything below the directory is watched, also directories that are created later.
     #[prost(bool, tag = "2")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "json::is_default")]
     pub recursive: bool,

@@ -129,7 +129,7 @@ pub struct ProvisionJob {
 pub struct PullJob {
     /// The image as the client named it, such as `debian`, `ghcr.io/owner/name:tag` or `host/name@sha256:…`.
     pub reference: String,
-    /// Only determine the digest of the manifest; nothing is unpacked.
+    /// Whether the program only determines the digest of the manifest, and unpacks nothing.
     #[serde(default)]
     pub resolve: bool,
     /// Existing directory into which the image is unpacked.
@@ -259,7 +259,7 @@ pub struct UnpackJob {
 pub enum Progress {
     /// A line for the log of the build.
     Log {
-        /// The text.
+        /// Text of a line for the log of the build.
         message: String,
     },
     /// What goes on, for the log of the build at level debug.
@@ -361,7 +361,8 @@ pub struct ProvisionReport {
     /// Packages that the image lacks, by the names that its family has for them: of `bash`, `sudo` and
     /// `ca-certificates`.
     pub missing: Vec<String>,
-    /// The same of what start and ready commands of many templates need: `curl` and the package of `ss`.
+    /// Packages that start and ready commands of many templates need and the image lacks, by the names that its family
+    /// has for them: `curl` and the package of `ss`.
     pub wanted: Vec<String>,
 }
 

@@ -46,8 +46,8 @@ pub enum Image {
     Base,
     /// Stored layers.
     Layers {
-        /// Whether they lie above `base`. Otherwise they are all of the file system, above an empty one that has only
-        /// the directories at which the platform mounts something.
+        /// Whether the layers lie above `base`. Otherwise they are all of the file system, above an empty one that has
+        /// only the directories at which the platform mounts something.
         base: bool,
         /// The layers, lowest first; [`Image::LAYERS_MAX`] at most.
         layers: Vec<LayerId>,
@@ -58,9 +58,9 @@ pub enum Image {
     /// `base` with two file systems between which the sandbox copies: `to` at `/mnt` and `from` at `/media`. What
     /// [`NodeApi::commit`] stores is what was written below `/mnt`, as the next layer of `to`.
     Copy {
-        /// The file system that is changed.
+        /// The file system that receives the files.
         to: LayerStack,
-        /// The one that is read.
+        /// The file system that the files are read from.
         from: LayerStack,
     },
 }
@@ -68,7 +68,7 @@ pub enum Image {
 /// A file system of stored layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerStack {
-    /// Whether they lie above `base`.
+    /// Whether the layers lie above `base`.
     pub base: bool,
     /// The layers, lowest first; [`Image::LAYERS_MAX`] at most.
     pub layers: Vec<LayerId>,
@@ -84,16 +84,16 @@ impl Image {
 pub struct Committed {
     /// The layer.
     pub layer: LayerId,
-    /// Space that it takes on the node, in bytes.
+    /// Space that the layer takes on the node, in bytes.
     pub bytes: u64,
 }
 
 /// A copy of the disk of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopiedDisk {
-    /// The copy.
+    /// Id of the copy.
     pub disk: DiskId,
-    /// The file system that it lies above.
+    /// The file system that the disk of the copy lies above.
     pub image: Image,
     /// How long the processes of the sandbox were stopped.
     pub stopped: Duration,
@@ -105,11 +105,11 @@ pub struct CopiedDisk {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopiedMemory {
-    /// It was not asked for.
+    /// No memory was requested.
     Unwanted,
-    /// It has.
+    /// The copy has the memory and processes of its sandbox.
     Copied,
-    /// It has not, for this reason, which is for the client.
+    /// The copy has no memory, for this reason, which is shown to the client.
     Missing(String),
 }
 
@@ -118,25 +118,25 @@ pub enum CopiedMemory {
 pub struct CommittedCopy {
     /// The layer with its files.
     pub layer: Committed,
-    /// Space that the memory takes which is kept beside it, in bytes; none where it is not kept.
+    /// Space that the memory of the snapshot takes, in bytes; none where no memory is kept.
     pub memory_bytes: Option<u64>,
 }
 
-/// The memory of a snapshot that a node has: a copy of a sandbox, from which others can be started.
+/// Memory of a snapshot on a node: a copy of a sandbox, from which others can be started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryInfo {
     /// The build of the snapshot.
     pub build: BuildId,
-    /// Space that it takes on the node, in bytes.
+    /// Space that the memory takes on the node, in bytes.
     pub bytes: u64,
 }
 
-/// A layer that a node has.
+/// A layer on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerInfo {
-    /// The layer.
+    /// Id of the layer.
     pub id: LayerId,
-    /// Space that it takes on the node, in bytes.
+    /// Space that the layer takes on the node, in bytes.
     pub bytes: u64,
 }
 
@@ -145,7 +145,7 @@ pub struct LayerInfo {
 pub struct StartSandbox {
     /// Id of the sandbox, chosen by the server.
     pub id: SandboxId,
-    /// The template it is started from.
+    /// The template that the sandbox is started from.
     pub template: TemplateId,
     /// Its file system.
     pub image: Image,
@@ -153,14 +153,14 @@ pub struct StartSandbox {
     pub resources: Resources,
     /// The identity that its agent gets.
     pub init: Init,
-    /// What it may reach.
+    /// Network policy of the sandbox.
     pub egress: EgressPolicy,
-    /// The snapshot whose processes it goes on with, if the node has them and they fit the host. Otherwise it is started from
-    /// its image, and its log says why.
+    /// The snapshot whose processes the sandbox continues with, if the node has them and they fit the host. Otherwise
+    /// it is started from its image, and its log says why.
     #[serde(default)]
     pub memory: Option<BuildId>,
-    /// Whose it is: an opaque name. Of one owner, a node restores only a part at the same time of what it can restore
-    /// ([`NodeError::Busy`]), and those without one count as of one owner.
+    /// Opaque name of the owner of the sandbox. A node restores a limited number of sandboxes of one owner at the same
+    /// time ([`NodeError::Busy`]); sandboxes without a name count as those of one owner.
     #[serde(default)]
     pub owner: Option<String>,
 }
@@ -172,7 +172,7 @@ pub struct StartedSandbox {
     pub agent_version: String,
     /// How long each stage took, in order, for `Server-Timing`.
     pub stages: Vec<Stage>,
-    /// Whether it goes on with the processes of a snapshot.
+    /// Whether the sandbox continues with the processes of a snapshot.
     #[serde(default)]
     pub is_restored: bool,
 }
@@ -184,7 +184,7 @@ pub struct ClaimSandbox {
     pub id: SandboxId,
     /// The identity that its agent gets.
     pub init: Init,
-    /// What it may reach from now on.
+    /// Network policy of the sandbox from now on.
     pub egress: EgressPolicy,
 }
 
@@ -200,7 +200,7 @@ pub struct FrozenSandbox {
 pub struct PauseSandbox {
     /// Id of the sandbox.
     pub id: SandboxId,
-    /// What is kept of it.
+    /// What the node keeps of the sandbox: its memory, its processes on disk, or its disk alone.
     pub keep: Kept,
     /// Whether its processes, which are kept in memory, are written to disk by another pause that follows.
     #[serde(default)]
@@ -210,7 +210,7 @@ pub struct PauseSandbox {
 /// A sandbox that was paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PausedSandbox {
-    /// What the node keeps of it.
+    /// What the node keeps of the sandbox.
     pub kept: Kept,
     /// Memory of the host that it takes while it is paused, in bytes; 0 where it cannot be measured.
     pub memory_bytes: u64,
@@ -223,24 +223,24 @@ pub struct PausedSandbox {
 pub struct ResumeSandbox {
     /// Id of the sandbox.
     pub id: SandboxId,
-    /// What was kept of it.
+    /// What the node has kept of the sandbox.
     pub kept: Kept,
-    /// What it may reach from now on.
+    /// Network policy of the sandbox from now on.
     pub egress: EgressPolicy,
-    /// What its processes need to be made again; none where they are kept in memory.
+    /// What a start of its processes needs; none where they are kept in memory.
     pub boot: Option<Boot>,
 }
 
-/// What a sandbox without processes needs to run again.
+/// What the node needs to start a sandbox whose processes are not in memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Boot {
-    /// The template it was started from.
+    /// The template that the sandbox was created from.
     pub template: TemplateId,
     /// Its resource limits.
     pub resources: Resources,
     /// The identity that its agent gets.
     pub init: Init,
-    /// Whose it is, as in [`StartSandbox::owner`].
+    /// Opaque name of the owner of the sandbox, as in [`StartSandbox::owner`].
     #[serde(default)]
     pub owner: Option<String>,
 }
@@ -268,9 +268,9 @@ pub struct ForkSandbox {
 pub struct ForkedSandbox {
     /// Its id, chosen by the server.
     pub id: SandboxId,
-    /// What it is given in the place of what the other one has.
+    /// Identity and limits of the new sandbox, which replace those of the one that was copied.
     pub boot: Boot,
-    /// What it may reach.
+    /// Network policy of the sandbox.
     pub egress: EgressPolicy,
 }
 
@@ -279,7 +279,7 @@ pub struct ForkedSandbox {
 pub struct Stage {
     /// Name, from a small fixed set.
     pub name: Cow<'static, str>,
-    /// How long it took.
+    /// Duration of the stage.
     pub took: Duration,
 }
 
@@ -308,11 +308,11 @@ pub struct SandboxSample {
     pub memory_used_bytes: u64,
     /// Page cache of files on disk, in bytes, which the kernel drops under memory pressure.
     pub memory_cache_bytes: u64,
-    /// Limit of both together, in bytes.
+    /// Limit of used memory and page cache together, in bytes.
     pub memory_total_bytes: u64,
     /// Space used on the sandbox's own disk, in bytes, as `df` inside reports it.
     pub disk_used_bytes: u64,
-    /// Size of that disk for files, in bytes, as `df` inside reports it.
+    /// Size of the sandbox's own disk for files, in bytes, as `df` inside reports it.
     pub disk_total_bytes: u64,
 }
 
@@ -323,7 +323,7 @@ pub struct Wanted {
     pub id: SandboxId,
     /// The desired state.
     pub state: WantedState,
-    /// What it may reach, from its adoption on.
+    /// Network policy of the sandbox from its adoption on.
     pub egress: EgressPolicy,
 }
 
@@ -331,14 +331,15 @@ pub struct Wanted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WantedState {
-    /// Running. If it no longer runs, everything of it is removed, unless its disk was saved and it was not started since:
-    /// then it is adopted as paused, because what says that it runs is older.
+    /// The sandbox runs. If it no longer does, everything of it is removed, unless its disk was saved and it was not
+    /// started since: then it is adopted as paused, because the row that says that it runs is older.
     Running,
-    /// Paused. Kept in memory, it is adopted and its processes stay stopped; if it has none any more, everything of it is
-    /// removed, unless they were written to disk after they had been stopped. Otherwise its processes are ended, and its disk is kept.
+    /// The sandbox is paused. Kept in memory, it is adopted and its processes stay stopped; if it has none any more,
+    /// everything of it is removed, unless they were written to disk after they had been stopped. Otherwise its
+    /// processes are ended, and its disk is kept.
     Paused(Kept),
-    /// Between the two: adopted as it is, running or with stopped processes; one of which only the disk is to be kept, as
-    /// running. Without a process, it is as [`Self::Paused`].
+    /// The sandbox is between the two: it is adopted as it is, running or with stopped processes; where only its disk
+    /// is to be kept, as running. Without a process, the rule of [`Self::Paused`] applies.
     RunningOrPaused(Kept),
 }
 
@@ -347,7 +348,7 @@ pub enum WantedState {
 pub struct Adopted {
     /// Id of the sandbox.
     pub id: SandboxId,
-    /// What it was adopted as.
+    /// The state that the node found the sandbox in.
     pub state: AdoptedState,
 }
 
@@ -355,9 +356,9 @@ pub struct Adopted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdoptedState {
-    /// It runs.
+    /// The sandbox runs.
     Running,
-    /// It is paused, and this is kept of it.
+    /// The sandbox is paused, and this is kept of it.
     Paused(Kept),
 }
 
@@ -453,14 +454,14 @@ pub trait NodeApi: Send + Sync + 'static {
         memory: Option<&'a BuildId>,
     ) -> NodeFuture<'a, Result<CommittedCopy, NodeError>>;
 
-    /// The memory of snapshots that the node has.
+    /// Lists the memory of snapshots on the node.
     fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>>;
 
     /// Removes the memory of a snapshot, once no start is copying it. Sandboxes that were started from it keep what they have.
     /// Succeeds when there is none.
     fn remove_memory<'a>(&'a self, build: &'a BuildId) -> NodeFuture<'a, Result<(), NodeError>>;
 
-    /// The layers that the node has, in the order of their ids.
+    /// Lists the layers on the node, in the order of their ids.
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>>;
 
     /// Removes a layer. The caller knows that no image refers to it; sandboxes that were started from it keep it until

@@ -26,7 +26,7 @@ pub struct ProcessConfig {
     #[prost(string, repeated, tag = "2")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Added to the environment; wins over every other source.
+    /// Variables that are added to the environment; they win over every other source.
     #[prost(btree_map = "string, string", tag = "3")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub envs: BTreeMap<String, String>,
@@ -341,11 +341,11 @@ pub struct EndEvent {
         skip_serializing_if = "json::is_default"
     )]
     pub exit_code: i32,
-    /// Whether it ended by itself.
+    /// Whether the process ended by itself, and not by a signal.
     #[prost(bool, tag = "2")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "json::is_default")]
     pub exited: bool,
-    /// Such as `exit status 1` or `signal: killed`.
+    /// The end as text, such as `exit status 1` or `signal: killed`.
     #[prost(string, tag = "3")]
     #[serde(deserialize_with = "json::or_default", skip_serializing_if = "String::is_empty")]
     pub status: String,

@@ -22,19 +22,19 @@ const BINARY: Range<usize> = 128..136;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest<C> {
-    /// [`FORMAT`].
+    /// Version of the format of the file: [`FORMAT`].
     pub format: u32,
     /// The name that the template had.
     pub name: String,
-    /// Cores of its sandboxes.
+    /// Cores of the template's sandboxes.
     pub cpu_count: u32,
-    /// Memory of its sandboxes, in MiB.
+    /// Memory of the template's sandboxes, in MiB.
     pub memory_mb: u32,
-    /// Disk of its sandboxes, in MiB.
+    /// Disk of the template's sandboxes, in MiB.
     pub disk_mb: u32,
     /// What sandboxes are started with, start and ready command included.
     pub config: C,
-    /// The `base` that its layers lie above; none if they are all of the file system.
+    /// The `base` that the layers lie above; none if they are the whole file system.
     pub base: Option<BaseVersion>,
     /// The layers, lowest first.
     pub layers: Vec<ManifestLayer>,
@@ -44,9 +44,9 @@ pub struct Manifest<C> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestLayer {
-    /// The hash of its files.
+    /// Id of the layer: the hash of its files.
     pub id: LayerId,
-    /// Space that it takes on a node, in bytes.
+    /// Space that the layer takes on a node, in bytes.
     pub bytes: u64,
 }
 

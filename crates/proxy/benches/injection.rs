@@ -84,7 +84,7 @@ struct Way {
     name: &'static str,
     address: SocketAddr,
     tls: TlsConnector,
-    /// The process that is the proxy, if it is not this one.
+    /// The process of the proxy, if it is not this one.
     proxy: Option<Child>,
 }
 

@@ -73,7 +73,7 @@ impl EgressGateway {
         }
     }
 
-    /// What the operator says.
+    /// The operator's settings of the gateway.
     #[must_use]
     pub fn settings(&self) -> &EgressSettings {
         &self.shared.settings
@@ -149,9 +149,10 @@ impl Attachment {
         self.sandbox.is_held.send_replace(false);
     }
 
-    /// The same for a sandbox whose processes are stopped, to be written to disk. Connections that the policy does not
-    /// allow are reset outside at once, and in the sandbox with the next policy: an image does not contain the error of
-    /// a socket, so a connection that is reset before it is written would seem to have been closed properly.
+    /// Like [`Self::set_policy`], for a sandbox whose processes are stopped, to be written to disk. Connections that
+    /// the policy does not allow are reset outside at once, and in the sandbox with the next policy: an image does not
+    /// contain the error of a socket, so a connection that is reset before it is written would seem to have been closed
+    /// properly.
     pub fn hold(&self, policy: EgressPolicy) {
         self.sandbox.is_held.send_replace(true);
         self.change_policy(policy);
@@ -163,7 +164,7 @@ impl Attachment {
         self.sandbox.policy.send_replace(policy);
     }
 
-    /// The policy.
+    /// The policy that applies now.
     #[must_use]
     pub fn policy(&self) -> EgressPolicy {
         EgressPolicy::clone(&self.sandbox.policy.borrow())

@@ -31,7 +31,7 @@ impl Challenge {
     }
 }
 
-/// Name and value of the first parameter, and the others.
+/// Splits the first parameter off: its name and value, and the others.
 fn parameter(text: &str) -> Option<(&str, String, &str)> {
     let text = text.trim_start_matches([' ', '\t', ',']);
     let (name, rest) = text.split_once('=')?;

@@ -29,9 +29,9 @@ pub enum BuildStatus {
     Waiting,
     /// In progress.
     Building,
-    /// Sandboxes can be started from it.
+    /// Sandboxes can be started from the build.
     Ready,
-    /// It failed.
+    /// The build failed.
     Failed,
 }
 
@@ -55,11 +55,11 @@ impl BuildStatus {
 /// One build of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildRow {
-    /// Its id.
+    /// Id of the build.
     pub id: BuildId,
     /// The template of the build.
     pub template_id: TemplateId,
-    /// Its status.
+    /// Status of the build.
     pub status: BuildStatus,
     /// Cores of its sandboxes.
     pub cpu_count: u32,
@@ -75,11 +75,11 @@ pub struct BuildRow {
     pub created_us: i64,
     /// When it was begun, in microseconds since the Unix epoch.
     pub started_us: Option<i64>,
-    /// When it ended, in microseconds since the Unix epoch.
+    /// When the build ended, in microseconds since the Unix epoch.
     pub finished_us: Option<i64>,
-    /// The node that builds it and has its layers; none for a build that every node has.
+    /// The node that makes the build and has its layers; none for a build that every node has.
     pub node_id: Option<NodeId>,
-    /// Why it failed, if it did.
+    /// Why the build failed, if it did.
     pub reason: Option<BuildReason>,
 }
 
@@ -88,7 +88,7 @@ pub struct BuildRow {
 pub struct BuildCursor {
     /// `created_us` of the last build before this position.
     pub created_us: i64,
-    /// The id of that build.
+    /// The id of the last build before this position.
     pub id: BuildId,
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 /// Why an operation of the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A row with this key already exists. Nothing was changed.
+    /// A row with this key exists already. Nothing was changed.
     #[error("{what} already exists")]
     Conflict {
         /// The kind of row, e.g. `team`.
@@ -30,7 +30,7 @@ pub enum StoreError {
     /// The address of the database is invalid.
     #[error("invalid database address: {why}")]
     Address {
-        /// What is wrong with it.
+        /// What is wrong with the address.
         why: &'static str,
     },
     /// The database cannot be reached, or temporarily refuses work. A later attempt may succeed.
@@ -73,7 +73,7 @@ pub enum StoreError {
     SchemaTooNew {
         /// The version in the database.
         found: i64,
-        /// The newest version this program has.
+        /// The newest version that this program supports.
         known: i64,
     },
 }
@@ -96,12 +96,12 @@ impl StoreError {
 }
 
 impl Failure {
-    /// Whether the server has answered with it.
+    /// Whether the database server has reported this error.
     pub(crate) fn has_code(&self) -> bool {
         self.code.is_some()
     }
 
-    /// A reason that does not come from the driver.
+    /// A failure with a reason of this crate, not of the driver.
     pub(crate) fn new(message: &str) -> Self {
         Self {
             code: None,

@@ -38,7 +38,7 @@ pub struct IdempotencyRow {
     pub team_id: TeamId,
     /// The key that the client chose.
     pub key: String,
-    /// The digest of the request that claimed it.
+    /// The digest of the request that claimed the key.
     pub body_hash: String,
     /// The sandbox of the request.
     pub sandbox_id: SandboxId,
@@ -65,7 +65,7 @@ pub struct StoredResponse {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub enum Claim {
-    /// The caller has the key, and must complete or abandon it.
+    /// The caller owns the key now, and must complete or abandon the claim.
     Acquired,
     /// An earlier request has the key; this is its row as it is now.
     Existing(IdempotencyRow),

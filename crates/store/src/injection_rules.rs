@@ -12,13 +12,13 @@ use crate::row::{Columns, FromColumns, storable};
 /// A saved rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectionRuleRow {
-    /// Its id.
+    /// Id of the rule.
     pub id: String,
-    /// Its owner.
+    /// Owner of the rule.
     pub user_id: UserId,
     /// Its name, unique for the owner.
     pub name: String,
-    /// What it injects, sealed by the caller.
+    /// What the rule injects, sealed by the caller.
     pub injection_sealed: SealedSecret,
     /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
@@ -29,9 +29,9 @@ pub struct InjectionRuleRow {
 /// The changes of a rule; what is none stays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectionRuleChange {
-    /// The name.
+    /// New name of the rule; none to keep it.
     pub name: Option<String>,
-    /// What it injects, sealed by the caller.
+    /// What the rule injects from now on, sealed by the caller.
     pub injection_sealed: Option<SealedSecret>,
     /// The time of the change, in microseconds since the Unix epoch.
     pub updated_us: i64,
@@ -98,7 +98,7 @@ impl Store {
         self.db.read_all("list injection rules", query).await
     }
 
-    /// How many rules a user has.
+    /// Counts the rules of a user.
     ///
     /// # Errors
     /// When the database fails.
@@ -124,7 +124,7 @@ impl Store {
         Ok(stamp.unwrap_or_default())
     }
 
-    /// The rule of a user with that id; none if the user has no such rule.
+    /// Returns the rule of a user with this id; none if the user has no such rule.
     ///
     /// # Errors
     /// When the database fails.

@@ -42,9 +42,9 @@ pub struct KeyMask {
     pub prefix: String,
     /// The number of characters after the prefix.
     pub value_length: u32,
-    /// The first two of them; empty when the key is too short to show any.
+    /// The first two characters; empty when the key is too short to show any.
     pub first: String,
-    /// The last four of them; empty when the key is too short to show any.
+    /// The last four characters; empty when the key is too short to show any.
     pub last: String,
 }
 
@@ -104,7 +104,7 @@ impl SealedSecret {
         Self(text)
     }
 
-    /// The ciphertext.
+    /// The ciphertext, for the caller who can open it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -122,11 +122,11 @@ impl fmt::Debug for SealedSecret {
 pub struct ApiKeyRow {
     /// A UUID.
     pub id: String,
-    /// The team it acts for.
+    /// The team that the key acts for.
     pub team_id: TeamId,
-    /// The user it belongs to.
+    /// The user that the key belongs to.
     pub user_id: UserId,
-    /// The name that its owner gave it.
+    /// The name that its owner gave the key.
     pub name: String,
     /// The recognisable part of the key.
     pub mask: KeyMask,
@@ -143,9 +143,9 @@ pub struct ApiKeyRow {
 pub struct ApiKeyOwner {
     /// The id of the key.
     pub key_id: String,
-    /// The team it acts for.
+    /// The team that the key acts for.
     pub team_id: TeamId,
-    /// The user it belongs to.
+    /// The user that the key belongs to.
     pub user_id: UserId,
 }
 
@@ -154,11 +154,11 @@ pub struct ApiKeyOwner {
 pub struct AccessKeyRow {
     /// The access key, which a request names.
     pub id: String,
-    /// The team it acts for.
+    /// The team that the key acts for.
     pub team_id: TeamId,
-    /// The user it belongs to.
+    /// The user that the key belongs to.
     pub user_id: UserId,
-    /// The name that its owner gave it.
+    /// The name that its owner gave the key.
     pub name: String,
     /// The secret key, sealed by the caller.
     pub secret_sealed: SealedSecret,
@@ -323,7 +323,7 @@ impl Store {
         Ok(())
     }
 
-    /// The owner of the key with this hash; none if there is no such key or it was revoked.
+    /// Returns the owner of the key with this hash; none if there is no such key or it was revoked.
     ///
     /// # Errors
     /// When the database fails.
@@ -369,8 +369,8 @@ impl Store {
         self.db.read_all("list access keys", query).await
     }
 
-    /// The access key with that id; none if there is no such key or it was revoked, so that a caller cannot forget to
-    /// check.
+    /// Returns the access key with this id; none if there is no such key or it was revoked, so that a caller cannot
+    /// forget to check.
     ///
     /// # Errors
     /// When the database fails.

@@ -17,7 +17,7 @@ use crate::row::{Columns, FromColumns, storable};
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRow {
-    /// Its id.
+    /// Id of the node.
     pub id: NodeId,
     /// The name of its host.
     pub name: String,
@@ -32,7 +32,7 @@ pub struct NodeRow {
 pub struct Lease {
     /// The owner of the lease.
     pub owner: OwnerId,
-    /// When it expires, in microseconds since the Unix epoch.
+    /// When the lease expires, in microseconds since the Unix epoch.
     pub until_us: i64,
 }
 
@@ -69,7 +69,7 @@ pub struct NodeRows {
 }
 
 impl NodeRows {
-    /// The node.
+    /// The node whose rows can be changed.
     #[must_use]
     pub fn node(&self) -> &NodeId {
         &self.node
@@ -212,7 +212,7 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// The node with that id.
+    /// Returns the node with this id.
     ///
     /// # Errors
     /// When the database fails.

@@ -77,8 +77,8 @@ impl Store {
         Ok(sizes)
     }
 
-    /// The team that owns or owned a sandbox, as long as there are records of it. For the operator: requests of a team
-    /// know their team.
+    /// Returns the team that owns or owned a sandbox, as long as there are records of it. For the operator: requests of
+    /// a team know their team.
     ///
     /// # Errors
     /// When the database fails.

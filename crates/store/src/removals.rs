@@ -16,7 +16,7 @@ pub struct Removal {
     pub id: i64,
     /// When it was announced, in microseconds since the Unix epoch.
     pub begun_us: i64,
-    /// When it ended, in microseconds since the Unix epoch; none if it has not, or the node was killed.
+    /// When the removal ended, in microseconds since the Unix epoch; none if it has not, or the node was killed.
     pub ended_us: Option<i64>,
 }
 

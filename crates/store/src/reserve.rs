@@ -25,7 +25,8 @@ const INDEX_BYTES: u64 = 128 << 10;
 /// The files of a database, with their reserved space.
 #[derive(Debug)]
 pub(crate) struct Reserve {
-    /// Never closed: closing any descriptor of a file releases all locks of this process on it, SQLite's included.
+    /// The reserved file, which is never closed: closing any descriptor of a file releases all locks of this process on
+    /// it, SQLite's included.
     file: ManuallyDrop<File>,
     index: ManuallyDrop<File>,
     log: PathBuf,

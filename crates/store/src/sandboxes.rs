@@ -32,15 +32,15 @@ use crate::{Change, Store};
 /// A sandbox to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSandbox {
-    /// Its id.
+    /// Id of the sandbox.
     pub id: SandboxId,
     /// The owning team.
     pub team_id: TeamId,
-    /// The user that requested it.
+    /// The user that requested the sandbox.
     pub user_id: UserId,
-    /// The template it is created from.
+    /// The template that the sandbox is created from.
     pub template_id: TemplateId,
-    /// The build of that template.
+    /// The build of the template.
     pub build_id: BuildId,
     /// The template's alias, shown to clients.
     pub alias: Option<String>,
@@ -74,7 +74,7 @@ pub struct NewSandbox {
     pub injections_sealed: Option<SealedSecret>,
     /// Its environment, sealed by the caller.
     pub environment_sealed: Option<SealedSecret>,
-    /// The sandbox whose certificate authority it has; none if it has one of its own.
+    /// The sandbox whose certificate authority this one shares; none if it has one of its own.
     pub authority_of: Option<SandboxId>,
     /// When it was requested, in microseconds since the Unix epoch.
     pub created_us: i64,

@@ -25,11 +25,11 @@ pub struct SealedColumn {
 /// What becomes of a sealed text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resealed {
-    /// It stays.
+    /// The secret stays.
     Keep,
-    /// It is replaced by this text.
+    /// The secret is replaced by this text.
     Replace(String),
-    /// It is given up: a key is revoked, and anything else is deleted. Settings of a network stay.
+    /// The secret is given up: a key is revoked, and anything else is deleted. Settings of a network stay.
     Drop,
 }
 
@@ -122,8 +122,8 @@ impl FromColumns for PlatformSecret {
 }
 
 impl Store {
-    /// The sealed secret of the platform with that name; if there is none, `sealed` is stored as such. Several servers
-    /// that do this at once get the same.
+    /// Returns the sealed secret of the platform with this name, after storing `sealed` if there was none. Several
+    /// servers that do this at once get the same.
     ///
     /// # Errors
     /// When the database fails.

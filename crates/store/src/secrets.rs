@@ -12,10 +12,10 @@ use crate::injection_rules::Stamp;
 use crate::keys::SealedSecret;
 use crate::row::{Columns, FromColumns, storable};
 
-/// A secret.
+/// A secret of a team, with its sealed value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretRow {
-    /// Its id.
+    /// Id of the secret.
     pub id: String,
     /// The owning team.
     pub team_id: TeamId,
@@ -33,12 +33,12 @@ pub struct SecretRow {
     pub updated_us: i64,
 }
 
-/// Which secret of a team.
+/// Selects a secret of a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecretKey<'a> {
-    /// That with this id.
+    /// The secret with this id.
     Id(&'a str),
-    /// That with this name.
+    /// The secret with this name.
     Name(&'a str),
 }
 
@@ -62,7 +62,7 @@ impl<'a> SecretKey<'a> {
 pub struct SecretChange {
     /// The new value, sealed by the caller.
     pub value_sealed: SealedSecret,
-    /// New texts of the client, which replace those before; none to keep them.
+    /// New metadata of the client, which replaces what the secret had; none to keep it.
     pub metadata: Option<BTreeMap<String, String>>,
     /// The time of the change, in microseconds since the Unix epoch.
     pub updated_us: i64,
@@ -234,7 +234,7 @@ impl Store {
         Ok(stamp.unwrap_or_default())
     }
 
-    /// How many secrets a team has.
+    /// Counts the secrets of a team.
     ///
     /// # Errors
     /// When the database fails.

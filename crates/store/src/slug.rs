@@ -3,7 +3,7 @@
 use crate::db::Transaction;
 use crate::error::{StoreError, classify};
 
-/// A namespace for a team that no other team has: made of its name, and of its id where that is not enough.
+/// Finds a namespace for a team that no other team has: made of its name, and of its id where that is not enough.
 pub(crate) async fn free_slug(tx: &mut Transaction, id: &str, name: &str) -> Result<String, StoreError> {
     const WHAT: &str = "name a team";
     let plain = model::template::slug(name);

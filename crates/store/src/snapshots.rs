@@ -15,7 +15,7 @@ const WHAT: &str = "insert a snapshot";
 pub struct NewSnapshot {
     /// The team.
     pub team: TeamId,
-    /// The id of its template, unless the snapshot of the team with this name has one.
+    /// Id of the template to create, unless the snapshot of the team with this name has one.
     pub template: TemplateId,
     /// Its name in the team.
     pub alias: Option<String>,
@@ -23,7 +23,7 @@ pub struct NewSnapshot {
     pub tag: String,
     /// The id of the build.
     pub build: BuildId,
-    /// The sandbox that it was made of.
+    /// The sandbox that the snapshot was made of.
     pub sandbox: SandboxId,
     /// Cores of its sandboxes.
     pub cpu_count: u32,
@@ -44,31 +44,31 @@ pub struct NewSnapshot {
 /// What a name stands for in a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameUse {
-    /// Nothing.
+    /// No template has the name.
     Free,
     /// A snapshot, which gets another build.
     Snapshot,
     /// A template that is no snapshot.
     Template,
-    /// It is the id of a template.
+    /// The name is the id of a template.
     Id,
 }
 
 /// The outcome of storing a snapshot. Nothing was changed unless it was stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SnapshotStored {
-    /// It was stored, as a build of this template.
+    /// The snapshot was stored, as a build of this template.
     Stored(TemplateId),
     /// Its name stands for something else.
     NameTaken(NameUse),
-    /// The template would have more tags than it can have.
+    /// The template would exceed its limit of tags.
     TooManyTags,
 }
 
 /// A snapshot in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotRow {
-    /// Its template.
+    /// Template of the snapshot.
     pub template_id: TemplateId,
     /// When the template was created, in microseconds since the Unix epoch.
     pub created_us: i64,
@@ -78,16 +78,16 @@ pub struct SnapshotRow {
     pub tag: String,
 }
 
-/// Which snapshots are looked for.
+/// Selects snapshots of a team.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SnapshotFilter {
-    /// Those that were made of this sandbox.
+    /// Only snapshots that were made of this sandbox.
     pub sandbox: Option<SandboxId>,
-    /// Those with this name or id.
+    /// Only snapshots with this name or id.
     pub name: Option<String>,
-    /// Those with this tag.
+    /// Only snapshots with this tag.
     pub tag: Option<String>,
-    /// Those after the one with this time and id.
+    /// Only snapshots after the one with this time and id.
     pub after: Option<(i64, TemplateId)>,
 }
 

@@ -21,9 +21,9 @@ pub const HISTORY_MAX: u32 = 100;
 pub struct TagRow {
     /// The tag.
     pub tag: String,
-    /// The build that it was assigned to.
+    /// The build that the tag was assigned to.
     pub build_id: BuildId,
-    /// When it was, in microseconds since the Unix epoch.
+    /// When the tag was assigned, in microseconds since the Unix epoch.
     pub created_us: i64,
 }
 
@@ -44,11 +44,12 @@ impl FromColumns for TagRow {
 pub struct TagAssignmentRow {
     /// The tag.
     pub tag: String,
-    /// Its number: later assignments to builds of the template have larger ones, unless tags were removed.
+    /// Number of the assignment: later assignments to builds of the template have larger ones, unless tags were
+    /// removed.
     pub seq: i64,
-    /// The build that it was assigned to.
+    /// The build that the tag was assigned to.
     pub build_id: BuildId,
-    /// When it was, in microseconds since the Unix epoch.
+    /// When the tag was assigned, in microseconds since the Unix epoch.
     pub created_us: i64,
     /// When the build was accepted, in microseconds since the Unix epoch.
     pub build_created_us: i64,
@@ -71,7 +72,7 @@ impl FromColumns for TagAssignmentRow {
     }
 }
 
-/// A tag that has a build that is ready.
+/// A tag of a template whose build is ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TagSummary {
     /// The tag.

@@ -10,9 +10,9 @@ use crate::slug::free_slug;
 /// An owner of sandboxes, templates and keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TeamRow {
-    /// Its id.
+    /// Id of the team.
     pub id: TeamId,
-    /// Its name, unique on this platform.
+    /// Name of the team, unique on this platform.
     pub name: String,
     /// When it was created, in microseconds since the Unix epoch.
     pub created_us: i64,
@@ -108,7 +108,7 @@ impl Store {
         self.db.read_optional("find a team", query).await
     }
 
-    /// The team with that name.
+    /// Returns the team with this name.
     ///
     /// # Errors
     /// When the database fails.
@@ -118,7 +118,7 @@ impl Store {
         self.db.read_optional("find a team", query).await
     }
 
-    /// The team with that id.
+    /// Returns the team with this id.
     ///
     /// # Errors
     /// When the database fails.
@@ -163,7 +163,7 @@ impl Store {
         self.db.read_all("list users", query).await
     }
 
-    /// The user with that id.
+    /// Returns the user with this id.
     ///
     /// # Errors
     /// When the database fails.
@@ -172,7 +172,7 @@ impl Store {
         self.db.read_optional("find a user", query).await
     }
 
-    /// The user with that name in that team.
+    /// Returns the user of a team with this name.
     ///
     /// # Errors
     /// When the database fails.

@@ -13,11 +13,11 @@ use crate::row::{Columns, FromColumns, storable};
 /// A template, from which sandboxes are created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateRow {
-    /// Its id.
+    /// Id of the template.
     pub id: TemplateId,
     /// The owning team; none for a global template.
     pub team_id: Option<TeamId>,
-    /// Whether other teams may use it by its id.
+    /// Whether other teams may use the template by its id.
     pub public: bool,
     /// The number of sandboxes that were started from it and have ended.
     pub spawn_count: i64,
@@ -47,9 +47,9 @@ pub struct TemplateOverview {
 /// The outcome of deleting a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Deleted {
-    /// It was deleted, and these of its builds failed because of that.
+    /// The template was deleted, and these of its builds failed because of that.
     Deleted(Vec<BuildId>),
-    /// A sandbox uses it. Nothing was changed.
+    /// A sandbox uses the template. Nothing was changed.
     InUse,
     /// There is no such template.
     Missing,
@@ -199,7 +199,7 @@ impl Store {
         self.db.sync(WHAT).await
     }
 
-    /// The template with that id, of any owner.
+    /// Returns the template with this id, of any owner.
     ///
     /// # Errors
     /// When the database fails.

@@ -14,9 +14,9 @@ use crate::row::{Columns, FromColumns, storable};
 pub struct AccessTokenRow {
     /// A UUID.
     pub id: String,
-    /// The user it acts for.
+    /// The user that the token acts for.
     pub user_id: UserId,
-    /// The name that its owner gave it.
+    /// The name that its owner gave the token.
     pub name: String,
     /// The recognisable part of the token.
     pub mask: KeyMask,
@@ -31,9 +31,9 @@ pub struct AccessTokenRow {
 pub struct AccessTokenOwner {
     /// The id of the token.
     pub token_id: String,
-    /// The user it belongs to.
+    /// The user that the token belongs to.
     pub user_id: UserId,
-    /// The team of that user.
+    /// The team of the user.
     pub team_id: TeamId,
 }
 
@@ -102,7 +102,7 @@ impl Store {
         self.db.read_all("list access tokens", query).await
     }
 
-    /// The owner of the token with this hash; none if there is no such token.
+    /// Returns the owner of the token with this hash; none if there is no such token.
     ///
     /// # Errors
     /// When the database fails.

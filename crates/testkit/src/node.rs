@@ -36,27 +36,27 @@ pub const OWNER_LIMIT: usize = 2;
 /// How the node responds to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
-    /// It succeeds.
+    /// The call succeeds.
     Works,
-    /// It fails.
+    /// The call fails.
     Fails,
-    /// It fails because the host has no capacity.
+    /// The call fails because the host has no capacity.
     Full,
-    /// It fails because the host cannot do it.
+    /// The call fails because the host does not support it.
     Unsupported,
-    /// It panics.
+    /// The call panics.
     Panics,
-    /// It does the work, and panics before it returns.
+    /// The call does its work, and panics before it returns.
     PanicsAfterwards,
-    /// It reports the end of the sandbox before it returns from its start.
+    /// A start reports the end of its sandbox before it returns.
     ExitsEarly,
-    /// It waits for [`FakeNode::go`], then succeeds.
+    /// The call waits for [`FakeNode::go`], then succeeds.
     Waits,
-    /// It waits for [`FakeNode::go`], then fails.
+    /// The call waits for [`FakeNode::go`], then fails.
     WaitsAndFails,
-    /// It fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
+    /// The call fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
     Busy {
-        /// Whether they are of the same owner.
+        /// Whether the other sandboxes are of the same owner.
         is_own: bool,
     },
 }
@@ -122,7 +122,7 @@ pub struct FakeNode {
     pub memories: Mutex<HashMap<BuildId, Image>>,
     /// Behaviour of the removal of a layer.
     pub remove_layer: Mutex<Behaviour>,
-    /// What `base` is.
+    /// Version of `base` that the node reports.
     pub base: Mutex<BaseVersion>,
     /// The layers and their sizes in bytes.
     pub layers: Mutex<BTreeMap<LayerId, u64>>,
@@ -260,7 +260,7 @@ impl FakeNode {
         self.running.lock().iter().map(ToString::to_string).collect()
     }
 
-    /// Ends a sandbox as if it had exited by itself, and returns once the subscriber has processed that.
+    /// Ends a sandbox as if it had exited by itself, and returns once the subscriber has processed the event.
     ///
     /// # Panics
     /// When there is no subscriber.
@@ -272,7 +272,7 @@ impl FakeNode {
         self.report(NodeEvent::Exited(id.clone())).await;
     }
 
-    /// Writes into the log of a sandbox, and returns once the subscriber has processed that.
+    /// Writes into the log of a sandbox, and returns once the subscriber has processed the entry.
     ///
     /// # Panics
     /// When there is no subscriber.
@@ -541,9 +541,10 @@ impl NodeApi for FakeNode {
 
     fn export_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<LayerStream, NodeError>> {
         Box::pin(async move {
-            match self.layers.lock().contains_key(id) {
-                true => Ok(LayerStream::new(io::Cursor::new(Self::archive(id)))),
-                false => Err(NodeError::NoLayer(id.clone())),
+            if self.layers.lock().contains_key(id) {
+                Ok(LayerStream::new(io::Cursor::new(Self::archive(id))))
+            } else {
+                Err(NodeError::NoLayer(id.clone()))
             }
         })
     }
@@ -626,12 +627,10 @@ impl NodeApi for FakeNode {
                 let state = match wanted.state {
                     WantedState::Running if is_alive => AdoptedState::Running,
                     WantedState::Paused(Kept::Memory) if is_alive => AdoptedState::Paused(Kept::Memory),
-                    WantedState::RunningOrPaused(keep) if is_alive && adoptable.contains(&id) => {
-                        match keep == Kept::Memory && paused.contains(&id) {
-                            true => AdoptedState::Paused(Kept::Memory),
-                            false => AdoptedState::Running,
-                        }
+                    WantedState::RunningOrPaused(Kept::Memory) if adoptable.contains(&id) && paused.contains(&id) => {
+                        AdoptedState::Paused(Kept::Memory)
                     }
+                    WantedState::RunningOrPaused(_) if adoptable.contains(&id) => AdoptedState::Running,
                     WantedState::Paused(keep @ (Kept::Image | Kept::Filesystem))
                     | WantedState::RunningOrPaused(keep @ (Kept::Image | Kept::Filesystem))
                         if !lost.contains(&id) =>

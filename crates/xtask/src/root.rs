@@ -1,8 +1,8 @@
-//! Where the repository is.
+//! Path of the repository.
 
 use std::path::{Path, PathBuf};
 
-/// The repository.
+/// Returns the path of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

@@ -6,8 +6,10 @@
 
 mod breach;
 mod circles;
+mod comments;
 mod crates;
 mod exceptions;
+mod glossary;
 mod licences;
 mod modules;
 mod rules;
@@ -67,7 +69,9 @@ fn check(root: &Path) -> Result<Vec<Breach>> {
     breaches.extend(crates::check(root, &tree)?);
     breaches.extend(licences::check(root)?);
     breaches.extend(generated(&tree)?);
-    breaches.extend(words::check(&tree)?);
+    let refused = glossary::refused(&tree)?;
+    breaches.extend(words::check(&tree, &refused)?);
+    breaches.extend(comments::check(&tree, &refused)?);
     let mut exceptions = Exceptions::of_today();
     breaches.retain(|breach| !exceptions.covers(breach));
     breaches.extend(exceptions.unused());

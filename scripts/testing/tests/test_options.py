@@ -55,7 +55,7 @@ class Parsing(unittest.TestCase):
 
 
 class Script(unittest.TestCase):
-    """It knows the words, so that it can refuse others where Python is not installed yet."""
+    """The shell script knows the words, so that it can refuse others where Python is not installed yet."""
 
     def test_it_knows_the_same_steps(self) -> None:
         (listed,) = re.findall(r'^steps="(.*)"$', SCRIPT.read_text(), re.MULTILINE)

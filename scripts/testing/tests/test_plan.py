@@ -82,7 +82,7 @@ class Suites(unittest.TestCase):
         self.assertEqual(len(suites.alone()), uses)
 
     def test_what_runs_alone_runs_in_both_forms(self) -> None:
-        """A whole suite leaves it out by its marker, so another one has to have it."""
+        """A whole suite leaves the test out by its marker, so another one has to have it."""
         for long in (False, True):
             run = {file for suite in ALL if suite.alone for file in covered(suite.chosen(long))}
             self.assertEqual({name.partition("::")[0] for name in suites.alone()} - run, set())
@@ -155,7 +155,7 @@ class Tasks(unittest.TestCase):
         self.assertNotIn(COMPILE, found["python"].needs, "suites do not wait for the tests of the crates")
 
     def test_every_call_of_cargo_has_the_same_commit(self) -> None:
-        """Another one would compile the program again while suites drive it."""
+        """A call with another commit would compile the program again while suites drive it."""
         commits = {task.environment.get("RINGFENCE_COMMIT") for task in tasks("--long").values() if task.place == CARGO}
         self.assertEqual(commits, {"0123"})
 

@@ -110,7 +110,7 @@ class Running(unittest.TestCase):
                 self.assertEqual(exit_code(runner, outcomes), 130)
 
     def test_what_a_task_leaves_is_ended(self) -> None:
-        """Also in a session of its own, as platforms are."""
+        """Processes are ended also in a session of their own, as platforms are."""
         bystander = subprocess.Popen(["sleep", "600"])
         self.addCleanup(bystander.wait)
         self.addCleanup(bystander.kill)
@@ -124,7 +124,8 @@ class Running(unittest.TestCase):
         self.assertIsNone(bystander.poll(), "a process of another was ended")
 
     def test_what_loses_its_parent_is_waited_for(self) -> None:
-        """While the task goes on, and in a session of its own, as agents of restored sandboxes are."""
+        """Orphans are waited for while the task goes on, and in a session of their own, as agents of restored
+        sandboxes are."""
         orphan = "setsid sh -c 'echo $$ > orphan; exec sleep 0.3' &"
         gone = "pid=$(cat orphan); for _ in $(seq 100); do [ -e /proc/$pid ] || exit 0; sleep 0.1; done; exit 9"
         lines = f"({orphan}); while [ ! -s orphan ]; do sleep 0.02; done; cut -d' ' -f4 /proc/$(cat orphan)/stat > parent; {gone}"

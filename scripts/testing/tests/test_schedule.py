@@ -1,4 +1,4 @@
-"""Which tasks begin when."""
+"""The order in which tasks begin."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The same by text alone, without the standard library's idea of a path.
+/// Reference implementation by text alone, without the standard library's idea of a path.
 fn reference(path: &str, home: &str, workdir: Option<&str>) -> Option<String> {
     let below = |rest: &str| {
         let joined = if rest.starts_with('/') {

@@ -155,7 +155,7 @@ async fn install(bundle: Bundle) -> Result<Trust, Refusal> {
         .map_err(failed)
 }
 
-/// Installs a CA certificate where it is needed later.
+/// Installs CA certificates in the stores that only some programs read.
 async fn install_more(bundle: Bundle) {
     // What is missing then is a convenience.
     let _ = tokio::task::spawn_blocking(move || trust::install_more(Path::new("/"), &bundle)).await;

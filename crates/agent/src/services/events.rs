@@ -28,7 +28,7 @@ const WAITING: usize = 64 * 1024;
 pub(crate) struct EventQueue {
     waiting: RefCell<Waiting>,
     news: Notify,
-    /// Who reads them. There is a reader as long as a platform is connected.
+    /// The connection that reads the events. There is a reader as long as a platform is connected.
     reader: watch::Sender<Option<Rc<Reader>>>,
 }
 
@@ -63,7 +63,7 @@ impl Reader {
     }
 }
 
-/// Is the reader of the queue until it is dropped, or until another one takes over.
+/// Makes a connection the reader of the queue until this is dropped, or until another one takes over.
 struct Reading {
     event_queue: Rc<EventQueue>,
     reader: Rc<Reader>,
@@ -141,7 +141,7 @@ impl Default for EventQueue {
 }
 
 impl EventQueue {
-    /// Notes something. Never waits.
+    /// Adds an event to the queue. Never waits.
     pub(crate) fn record(&self, event: &AgentEvent) {
         self.waiting.borrow_mut().push(event);
         self.news.notify_one();
@@ -158,7 +158,7 @@ impl EventQueue {
         let _ = self.reader.subscribe().changed().await;
     }
 
-    /// Has something sent to the reader, by which [`Self::is_followed`] can see whether it reads.
+    /// Sends the reader something by which [`Self::is_followed`] can see whether it reads.
     pub(crate) fn probe(&self) {
         if self.waiting.borrow().is_empty() {
             self.record(&AgentEvent::Heartbeat);

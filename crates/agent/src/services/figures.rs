@@ -27,7 +27,7 @@ use crate::sys;
 use counters::Counters;
 use load::Load;
 
-/// Requests that are answered before others get their turn.
+/// Requests that are answered before other tasks of the agent get their turn.
 const AT_ONCE: usize = 16;
 /// Texts that are kept for readers which have not come to the end. One that is no longer there is made anew.
 const KEPT: usize = 32;
@@ -116,7 +116,7 @@ impl Figures {
         }
     }
 
-    /// What a reader finds: a new text at the beginning of a file, behind it the one that it has begun to read.
+    /// The text that a reader finds: a new one at the beginning of a file, behind it the one that it has begun to read.
     async fn text(&self, file: usize, handle: u64, offset: u64) -> Rc<str> {
         let kept = |(owner, text): &(u64, Rc<str>)| (*owner == handle).then(|| text.clone());
         if offset > 0
@@ -152,8 +152,8 @@ impl Figures {
         }
     }
 
-    /// Microseconds for which processors had nothing to do. Within a period of the quota more can be used than time
-    /// goes by; what was reported once is not taken back.
+    /// Microseconds for which the processors of the sandbox were idle. Within a period of the quota more can be used
+    /// than time goes by; what was reported once is not taken back.
     fn idle(&self, counters: &Counters) -> u64 {
         let all = counters.up_us.saturating_mul(counters.processors.len() as u64);
         let idle = all.saturating_sub(counters.used_us()).max(self.idle.get());

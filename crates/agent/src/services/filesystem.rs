@@ -46,7 +46,7 @@ const SMALL_ANSWER: usize = 64 * 1024;
 const LEGACY_AGENT: &str = "connect-python";
 const LEGACY_MARK: HeaderName = HeaderName::from_static("x-e2b-legacy-sdk");
 
-/// The service, and what it keeps between requests.
+/// The filesystem service, and what it keeps between requests.
 pub(crate) struct Filesystem {
     rpc: Rpc,
     accounts: Rc<Accounts>,
@@ -67,7 +67,7 @@ impl Filesystem {
         }
     }
 
-    /// Serves the method of that name; `None` when there is none.
+    /// Serves the method with this name; `None` when there is none.
     pub(crate) async fn serve(
         &self,
         caller: Caller,
@@ -218,7 +218,7 @@ fn read_entry(path: &Path, names: &Names) -> Result<EntryInfo, Error> {
     })
 }
 
-/// Has a long answer keep its share of the memory for as long as it is being sent.
+/// Keeps the share of the memory that a long answer takes for as long as it is being sent.
 fn hold(mut response: Response<Body>, share: Option<OwnedSemaphorePermit>) -> Response<Body> {
     struct Held {
         bytes: Bytes,

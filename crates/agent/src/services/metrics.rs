@@ -41,7 +41,7 @@ const FILE_LIMIT: u64 = 16 * 1024;
 const MIB: u64 = 1024 * 1024;
 const TMPFS: u64 = 0x0102_1994;
 
-/// The service, and what it keeps between two calls.
+/// The metrics service, and what it keeps between two calls.
 pub(crate) struct Metrics {
     settings: Rc<RefCell<AgentSettings>>,
     proc: Arc<OwnedFd>,
@@ -51,7 +51,7 @@ pub(crate) struct Metrics {
     percentage: Cell<f64>,
 }
 
-/// The answer. Sizes are bytes, except where the name says otherwise.
+/// The body of the answer. Sizes are bytes, except where the name says otherwise.
 #[derive(Serialize)]
 struct Report {
     /// Unix seconds.

@@ -36,7 +36,7 @@ use crate::transport::rpc::Rpc;
 /// How long the answer to a SIGKILL waits for the end of the process. Usually that takes less than a millisecond.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The service.
+/// The process service.
 pub(crate) struct ProcessService {
     pub(crate) rpc: Rpc,
     pub(crate) starter: Rc<Starter>,
@@ -44,7 +44,7 @@ pub(crate) struct ProcessService {
 }
 
 impl ProcessService {
-    /// Serves the method of that name; `None` when there is none.
+    /// Serves the method with this name; `None` when there is none.
     pub(crate) async fn serve(
         &self,
         caller: Caller,

@@ -33,7 +33,7 @@ const REST: u32 = 4;
 const PROBE: Duration = Duration::from_secs(10);
 /// Time that a platform has for reading a heartbeat.
 const GRACE: Duration = Duration::from_secs(1);
-/// Sockets that are not worth a look: the agent's own are about as many.
+/// Number of sockets up to which the tables are not read: the agent's own are about as many.
 const FEW: u64 = 8;
 /// Most that sockets may hold beyond what they are charged with. Twice what a platform allows, because these figures
 /// are rougher than its own.
@@ -114,7 +114,7 @@ impl Sources {
         }
     }
 
-    /// Opens a table, and nothing that was mounted over it.
+    /// Opens a table, but nothing that was mounted over it.
     fn table(&self, name: &str) -> io::Result<File> {
         let directory = self.tables.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -131,7 +131,7 @@ impl Sources {
             .unwrap_or(u64::MAX)
     }
 
-    /// What the sockets hold beyond their charge, or any number above `enough` once there is more than that.
+    /// Bytes that the sockets hold beyond their charge, or any number above `enough` once there is more than that.
     fn held_uncharged(&self, enough: u64) -> u64 {
         if self.in_use() <= FEW {
             return 0;

@@ -27,7 +27,7 @@ pub(crate) struct Request {
     pub(crate) cwd: Vec<u8>,
     /// The program and its arguments; the program is looked up in `PATH` unless it has a slash.
     pub(crate) argv: Vec<Vec<u8>>,
-    /// `KEY=value`.
+    /// Environment as `KEY=value`.
     pub(crate) env: Vec<Vec<u8>>,
 }
 
@@ -144,7 +144,7 @@ fn take_list(bytes: &mut &[u8]) -> Option<Vec<Vec<u8>>> {
         .collect()
 }
 
-/// Which part of starting a process went wrong.
+/// The part of starting a process that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// No process could be made.
@@ -153,7 +153,7 @@ pub(crate) enum Failure {
     Terminal,
     /// The user could not be switched to.
     User,
-    /// The working directory cannot be entered by that user.
+    /// The user cannot enter the working directory.
     Directory,
 }
 
@@ -164,7 +164,7 @@ const FAILURES: [Failure; 4] = [Failure::Process, Failure::Terminal, Failure::Us
 pub(crate) enum Outcome {
     /// The process runs under this pid.
     Started(u32),
-    /// It does not, and the error number why.
+    /// The process could not be started: what failed, and the error number.
     Failed(Failure, i32),
 }
 

@@ -1,4 +1,4 @@
-//! Which coding of an answer a client prefers, by its `Accept-Encoding` or a header like it.
+//! Content coding of an answer, by `Accept-Encoding` or a header like it.
 //!
 //! The client's order of preference decides, and gzip is the only coding besides identity.
 
@@ -14,12 +14,12 @@ pub(crate) enum Coding {
     },
 }
 
-/// The coding that the header of that name prefers; `None` when the client refuses all there are.
+/// Coding that this header prefers; `None` when the client refuses all there are.
 pub(crate) fn preferred(headers: &HeaderMap, name: &HeaderName) -> Option<Coding> {
     of_values(&texts(headers, name))
 }
 
-/// Whether gzip is what the header of that name prefers.
+/// Whether this header prefers gzip.
 pub(crate) fn prefers_gzip(headers: &HeaderMap, name: &HeaderName) -> bool {
     matches!(preferred(headers, name), Some(Coding::Gzip { .. }))
 }

@@ -17,7 +17,8 @@ use serde::Serialize;
 pub(crate) enum Body {
     Empty,
     Full(Bytes),
-    /// `length` bytes if that is known. An error cuts the connection, so that no client takes a part for the whole.
+    /// A body of `length` bytes, if the length is known. An error cuts the connection, so that no client takes a part
+    /// for the whole.
     Stream {
         stream: Pin<Box<dyn Stream<Item = io::Result<Bytes>>>>,
         length: Option<u64>,
@@ -56,7 +57,8 @@ impl http_body::Body for Body {
     }
 }
 
-/// The answer to `HEAD`, from that to `GET`: with the length of its body, if that is known, and without the body.
+/// The answer to `HEAD`, made of the answer to `GET`: with the length of its body, if it is known, and without the
+/// body.
 pub(crate) fn head_of(response: Response<Body>) -> Response<Body> {
     let (mut head, body) = response.into_parts();
     let has_length = !matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -71,7 +73,7 @@ pub(crate) fn head_of(response: Response<Body>) -> Response<Body> {
 pub(crate) async fn read_on(mut body: hyper::body::Incoming) {
     /// What a client may still send: more than a disk of the usual size could have taken before it was full.
     const BYTES: u64 = 1 << 30;
-    /// How long it may take for that.
+    /// How long the rest may take.
     const TIME: std::time::Duration = std::time::Duration::from_secs(30);
     let mut left = BYTES;
     let read = async {
@@ -123,7 +125,7 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response<Body>
     )
 }
 
-/// The error body of everything that is not an RPC, and of the token gate even there.
+/// The error body of every answer that is not an RPC, and of failed authentication even there.
 pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
     #[derive(Serialize)]
     struct ErrorBody<'a> {
@@ -143,7 +145,7 @@ pub(crate) fn error(status: StatusCode, message: &str) -> Response<Body> {
     response
 }
 
-/// The text of a header, if it has one.
+/// The text of a header, if the request has it.
 pub(crate) fn header_text(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -157,7 +159,7 @@ impl Query {
         Self(percent::query_pairs(query.unwrap_or_default()).flatten().collect())
     }
 
-    /// The first value under that name.
+    /// The first value with this name.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -171,7 +173,7 @@ const METHODS: &str = "HEAD, GET, POST, PUT, PATCH, DELETE";
 const EXPOSED: &str =
     "Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin, Location, Cache-Control, X-Content-Type-Options";
 
-/// The answer to a browser's question whether it may send a request, if `request` is that.
+/// The answer to a CORS preflight request of a browser, if `request` is one.
 pub(crate) fn preflight<B>(request: &Request<B>) -> Option<Response<Body>> {
     let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
     if request.method() != Method::OPTIONS {

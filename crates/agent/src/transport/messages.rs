@@ -33,7 +33,7 @@ impl Default for MessageMemory {
 }
 
 impl MessageMemory {
-    /// Takes a share, given back when it is dropped.
+    /// Reserves memory for a message, which is given back when the permit is dropped.
     ///
     /// # Errors
     /// `resource_exhausted` when there is not that much. Clients tell their users to try again later, which helps here and

@@ -116,9 +116,10 @@ impl Rpc {
                 drop(output);
                 let mut response = answers::response(StatusCode::OK, codec.unary_content_type(), content);
                 UNARY.advertise(response.headers_mut());
-                match compress {
-                    true => compression::compress(response).await,
-                    false => response,
+                if compress {
+                    compression::compress(response).await
+                } else {
+                    response
                 }
             }
             Err(error) => unary_error(&error),

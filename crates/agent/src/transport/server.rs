@@ -34,7 +34,7 @@ const IDLE: Duration = Duration::from_secs(640);
 /// `CONNECTIONS` times twice this, which is the price of being called by hostile code.
 const BUFFER: usize = 64 * 1024;
 
-/// The other end of a connection.
+/// Who is at the other end of a connection.
 #[derive(Debug, Clone)]
 pub(crate) enum Peer {
     /// Clients through the ingress, and code in the sandbox.

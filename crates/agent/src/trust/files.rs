@@ -85,8 +85,7 @@ fn read_open(file: OwnedFd) -> io::Result<(Vec<u8>, Mode)> {
     Ok((content, Mode::from_raw_mode(metadata.mode() & 0o777)))
 }
 
-/// Makes this the content of the file of that name: at once, or not at all. Whatever had the name before is replaced,
-/// and not written to.
+/// Replaces the file with this name atomically. Whatever had the name before is replaced, and not written to.
 pub(super) fn replace(directory: &OwnedFd, name: &str, content: &[u8], mode: Mode) -> io::Result<()> {
     replace_for(directory, name, content, (mode, None))
 }

@@ -6,7 +6,7 @@
 
 use sha1::{Digest as _, Sha1};
 
-/// Where distributions have it.
+/// Paths of the trust store in distributions.
 pub(super) const STORES: [&str; 2] = ["etc/ssl/certs/java/cacerts", "etc/pki/ca-trust/extracted/java/cacerts"];
 /// How the names of our entries begin.
 const ALIAS: &[u8] = b"ringfence-egress-gateway-";

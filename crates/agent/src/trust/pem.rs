@@ -88,7 +88,7 @@ impl Bundle {
         self.0.iter().map(String::as_str)
     }
 
-    /// Whether one is among them.
+    /// Whether the bundle has a certificate.
     pub(super) fn has(&self, certificate: &str) -> bool {
         self.0.iter().any(|own| own == certificate)
     }
@@ -98,7 +98,7 @@ impl Bundle {
         ders(&self.0)
     }
 
-    /// All of it as one PEM text.
+    /// The bundle as one PEM text.
     pub(crate) fn text(&self) -> String {
         self.0.concat()
     }

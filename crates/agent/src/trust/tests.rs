@@ -24,7 +24,7 @@ fn image(entries: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
-/// Everything that is done for a certificate.
+/// Runs both steps of installing a certificate.
 fn install(root: &Path, bundle: &Bundle) -> io::Result<Trust> {
     let trust = super::install(root, bundle)?;
     install_more(root, bundle)?;
@@ -39,7 +39,7 @@ fn bundle(number: u8) -> Bundle {
     Bundle::parse(&certificate(number)).unwrap()
 }
 
-/// What a bundle is with this certificate of ours.
+/// The content of a bundle with this certificate of ours added.
 fn extended(roots: &str, number: u8) -> String {
     format!("{roots}{BEGIN_MARK}{}{END_MARK}", certificate(number))
 }

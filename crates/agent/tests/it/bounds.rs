@@ -12,7 +12,7 @@ use crate::sandbox::Sandbox;
 
 /// Private memory of an agent that nothing was asked of yet, in kB.
 const IDLE: u64 = 1536;
-/// The same with a hundred processes and who listens to them.
+/// Memory of an agent with a hundred processes and their listeners.
 const HUNDRED: u64 = 20 * 1024;
 
 #[tokio::test]

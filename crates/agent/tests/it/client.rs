@@ -60,7 +60,7 @@ impl Client {
         self
     }
 
-    /// Sends as this user of the sandbox.
+    /// Sends requests as this user of the sandbox.
     pub(crate) fn user(self, name: &str) -> Self {
         use base64::Engine;
         let encoded = base64::engine::general_purpose::STANDARD.encode(format!("{name}:"));
@@ -218,7 +218,7 @@ impl Events {
         self.next().await.unwrap_err().error.expect("an error")
     }
 
-    /// Output until this text has been seen.
+    /// Collects output until this text has been seen.
     pub(crate) async fn until(&mut self, text: &str) -> String {
         let mut seen = String::new();
         while !seen.contains(text) {
@@ -251,7 +251,7 @@ impl Rest {
         std::str::from_utf8(&self.stderr).unwrap()
     }
 
-    /// Exit code, and how it is put.
+    /// Exit code, and how the end is described.
     pub(crate) fn exit(&self) -> (i32, bool, &str, Option<&str>) {
         assert_eq!(self.error, None);
         let end = self.end.as_ref().expect("an end");

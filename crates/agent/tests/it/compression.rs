@@ -49,7 +49,8 @@ fn error(answer: &Answer) -> Error {
     serde_json::from_slice(&answer.body).unwrap()
 }
 
-/// A streaming call with this body: the headers, the messages with whether each was compressed, and the end.
+/// Makes a streaming call with this body: returns the headers, the messages with whether each was compressed, and the
+/// end.
 async fn stream(
     client: &mut Client,
     codec: Codec,

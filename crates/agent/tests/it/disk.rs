@@ -1,4 +1,4 @@
-//! Disks that are really full, and what stays behind then.
+//! Full disks, and what failed writes leave behind.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::sandbox::Sandbox;
 use crate::sys;
 
 const RAW: &str = "application/octet-stream";
-/// What is told of a full disk that is mounted there.
+/// The error about a full disk that is mounted at this path.
 fn no_space(inside: &str) -> String {
     format!("not enough disk space available: no space left on the file system of '{inside}'")
 }

@@ -72,7 +72,7 @@ impl Watch {
         self.message().await.unwrap().filesystem.expect("an event")
     }
 
-    /// Everything until this event has been seen, which is included.
+    /// Collects events until this one has been seen, which is included.
     async fn until(&mut self, name: &str, kind: i32) -> Vec<(String, i32)> {
         let mut seen = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Who is let in, and as whom.
+//! Authentication of clients, and the user that they act for.
 
 use http::Method;
 use protocol::connect::{Code, Codec};

@@ -91,7 +91,7 @@ impl Sandbox {
         Some(sandbox)
     }
 
-    /// Does something in the sandbox's network.
+    /// Runs a function in the sandbox's network.
     pub(crate) fn in_network<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let network = self.network.try_clone().unwrap();
         let inside = move || {

@@ -62,7 +62,7 @@ fn body(frames: impl stream::Stream<Item = Bytes> + Send + Sync + 'static) -> Bo
     BodyExt::boxed(StreamBody::new(frames.map(|bytes| Ok(Frame::data(bytes)))))
 }
 
-/// The answer to a call with this body.
+/// Makes a call with this body, and returns its answer.
 async fn call(client: &mut Client, codec: Codec, body: Body) -> Result<Empty, Error> {
     let content_type = codec.stream_content_type();
     let answer = client

@@ -272,7 +272,7 @@ pub(crate) fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// A path as system calls take it.
+/// A path as a C string for system calls.
 pub(crate) fn c_path(path: &std::path::Path) -> CString {
     CString::new(path.to_str().unwrap()).unwrap()
 }

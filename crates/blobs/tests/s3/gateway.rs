@@ -13,7 +13,7 @@ pub(crate) const BUCKET: &str = "objects";
 pub(crate) const KEY_ID: &str = "a-key-id";
 pub(crate) const KEY: &str = "a-key-that-is-secret";
 
-/// The server, which ends with this.
+/// The S3 server of a test, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     pub(crate) directory: tempfile::TempDir,
@@ -21,7 +21,7 @@ pub(crate) struct Gateway {
     process: Option<Child>,
 }
 
-/// The program: that of the environment, or where `scripts/test.sh` puts it.
+/// Path of the program: what the environment names, or where `scripts/test.sh` puts it.
 fn program() -> PathBuf {
     let known = std::env::var_os("RINGFENCE_VERSITYGW").map(PathBuf::from);
     known.unwrap_or_else(|| {

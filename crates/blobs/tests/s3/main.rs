@@ -58,9 +58,10 @@ impl AsyncRead for Broken {
             self.left -= size;
             return Poll::Ready(Ok(()));
         }
-        match self.is_error {
-            true => Poll::Ready(Err(io::Error::other("the source broke"))),
-            false => Poll::Pending,
+        if self.is_error {
+            Poll::Ready(Err(io::Error::other("the source broke")))
+        } else {
+            Poll::Pending
         }
     }
 }

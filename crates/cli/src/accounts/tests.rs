@@ -23,7 +23,7 @@ impl TestPlatform {
         }
     }
 
-    /// What a start does, and the credentials it leaves.
+    /// Does what a start of the platform does, and returns the credentials that it wrote.
     async fn start(&self, port: u16) -> Result<(String, String, String)> {
         let account = default_account(&self.store).await?;
         let addresses = Addresses::of(([127, 0, 0, 1], port).into(), "d".to_owned());

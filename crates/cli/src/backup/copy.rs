@@ -35,9 +35,10 @@ fn open(path: &Path) -> io::Result<(File, std::fs::Metadata)> {
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
-    match metadata.is_file() {
-        true => Ok((file, metadata)),
-        false => Err(io::Error::other("not a regular file")),
+    if metadata.is_file() {
+        Ok((file, metadata))
+    } else {
+        Err(io::Error::other("not a regular file"))
     }
 }
 
@@ -60,7 +61,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<Copied> {
     copied
 }
 
-/// Sets who owns a copy, and who may use it.
+/// Sets owner and mode of a copy.
 ///
 /// # Errors
 /// When the system refuses.
@@ -122,7 +123,7 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Reads as much as there is.
+/// Reads until the buffer is full or the file ends.
 fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {

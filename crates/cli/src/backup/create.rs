@@ -38,12 +38,12 @@ const DIRECTORIES: [&str; 3] = ["tls", "builds", "agents"];
 /// How long ago a template may have been deleted that a copy of a database server names, in microseconds. Layers stay for ten
 /// minutes, and are not all read in the first moment.
 const DELETED_US: i64 = 9 * 60 * 1_000_000;
-/// Beginning of the names of files that are not complete.
+/// Prefix of the names of files that are not complete.
 const UNFINISHED: &str = ".";
-/// A program that is not complete.
+/// Name of a program that is not complete.
 const UNFINISHED_AGENT: &str = "agents/new";
 
-/// When the backup was made, for people who look into it.
+/// The time at which the backup is made, for people who look into it.
 #[expect(clippy::disallowed_methods, reason = "the command begins here")]
 fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
@@ -95,7 +95,7 @@ pub(super) fn run(config: &Config, file: Option<PathBuf>, to: &Path, skip_missin
 /// Resolves when the platform holds nothing any more.
 async fn until_lost(mut hold: Incoming) -> anyhow::Error {
     while let Some(Ok(_)) = hold.frame().await {}
-    anyhow!("the platform was stopped while the backup was made: make it again")
+    anyhow!("the platform was stopped while the backup was made: start it again")
 }
 
 fn report(config: &Config, to: &Path, manifest: &Manifest, data: u64) -> Result<()> {
@@ -107,21 +107,23 @@ fn report(config: &Config, to: &Path, manifest: &Manifest, data: u64) -> Result<
         mib(data)
     ))?;
     for lost in &manifest.missing {
-        output::line(&format!("not in it: {lost}"))?;
+        output::line(&format!("not in the backup: {lost}"))?;
     }
     for LeftOut { id, why } in &manifest.left_out {
-        output::line(&format!("not in it: sandbox {id}, which {why}"))?;
+        output::line(&format!("not in the backup: sandbox {id}, which {why}"))?;
     }
     if manifest.database == Database::Postgresql {
-        output::line("not in it: the database, which is on PostgreSQL; back it up with pg_dump")?;
+        output::line("not in the backup: the database, which is on PostgreSQL; back it up with pg_dump")?;
     }
     match &config.master_key {
         KeySource::DataDir if manifest.has_master_key => Ok(()),
         KeySource::DataDir => output::line(
-            "not in it: the master key, which is not in the data directory; it is where the configuration of the platform says",
+            "not in the backup: the master key, which is not in the data directory: copy it from where the configuration of the platform has it",
         ),
-        KeySource::File(path) => output::line(&format!("not in it: the master key, {}", path.display())),
-        KeySource::Environment(_) => output::line("not in it: the master key, which comes from the environment"),
+        KeySource::File(path) => output::line(&format!("not in the backup: the master key, {}", path.display())),
+        KeySource::Environment(_) => {
+            output::line("not in the backup: the master key, which comes from the environment")
+        }
     }
 }
 
@@ -218,20 +220,22 @@ impl Backup<'_> {
         let store = self.open_database(&node).await?;
         let path = self.target.partial.join(DATABASE);
         let is_included = store.copy_to(&path).await.context("copy the database")?;
-        let snapshot = match is_included {
-            true => Store::open(&format!("sqlite:{}", path.display()))
+        let snapshot = if is_included {
+            Store::open(&format!("sqlite:{}", path.display()))
                 .await
-                .context("open the copy of the database")?,
-            false => store.clone(),
+                .context("open the copy of the database")?
+        } else {
+            store.clone()
         };
         let rows = snapshot.of_node(node);
         self.copy_own_files(file).await?;
         self.copy_sandboxes(&rows, &store).await?;
         self.copy_memories(&rows).await?;
         // A copy that was made of a server before may name templates that are deleted since.
-        let deleted_us = match is_included {
-            true => i64::MAX,
-            false => now().as_microsecond() - DELETED_US,
+        let deleted_us = if is_included {
+            i64::MAX
+        } else {
+            now().as_microsecond() - DELETED_US
         };
         self.copy_layers(&rows, deleted_us).await?;
         if is_included {
@@ -253,9 +257,10 @@ impl Backup<'_> {
     async fn open_database(&self, node: &NodeId) -> Result<Store> {
         let path = self.config.database_url.file();
         let is_there = path.as_ref().is_none_or(|path| path.exists());
-        let store = match is_there {
-            true => open_store(self.config).await?,
-            false => bail!(foreign(self.dir.path())),
+        let store = if is_there {
+            open_store(self.config).await?
+        } else {
+            bail!(foreign(self.dir.path()))
         };
         let lease = store.node_by_id(node).await?.and_then(|row| row.lease);
         if lease.is_none_or(|lease| lease.until_us <= now().as_microsecond()) {
@@ -326,15 +331,18 @@ impl Backup<'_> {
         Ok(())
     }
 
-    /// The sandboxes that are paused on disk. `store` is the database as it goes on.
+    /// Copies the sandboxes that are paused on disk. `store` is the database as it goes on.
     async fn copy_sandboxes(&mut self, rows: &NodeRows, store: &Store) -> Result<()> {
         for row in rows.sandbox_list_live().await? {
             let why = match (row.state, row.kept) {
                 (State::Paused, Some(Kept::Memory)) => Some("is paused in memory"),
-                (State::Paused, _) => match self.copy_sandbox(&row, store).await? {
-                    true => None,
-                    false => Some("was resumed or ended while the backup was made"),
-                },
+                (State::Paused, _) => {
+                    if self.copy_sandbox(&row, store).await? {
+                        None
+                    } else {
+                        Some("was resumed or ended while the backup was made")
+                    }
+                }
                 (State::Running, _) => Some("runs"),
                 _ => Some("was being started, paused, resumed or ended"),
             };
@@ -382,7 +390,7 @@ impl Backup<'_> {
         Ok(false)
     }
 
-    /// The processes of snapshots that have them.
+    /// Copies the processes of snapshots that have them.
     async fn copy_memories(&mut self, rows: &NodeRows) -> Result<()> {
         for (_, spec) in rows.layer_references_by_team().await? {
             let spec: Value = serde_json::from_str(&spec).context("invalid spec of a build")?;
@@ -419,11 +427,13 @@ impl Backup<'_> {
         }
         for layer in layers {
             let is_here = self.dir.path().join(LAYERS).join(layer.as_str()).is_dir();
-            let failed = match is_here {
-                true => self.copy_layer(&layer).await.err(),
+            let failed = if is_here {
+                self.copy_layer(&layer).await.err()
+            } else if self.config.blobs.is_some() {
                 // The bucket has it.
-                false if self.config.blobs.is_some() => continue,
-                false => Some(anyhow!("it is no longer on the host")),
+                continue;
+            } else {
+                Some(anyhow!("the host has lost it"))
             };
             let Some(error) = failed else {
                 self.manifest.layers.push(layer.to_string());
@@ -471,7 +481,7 @@ impl Backup<'_> {
         Ok(())
     }
 
-    /// Has the copy of the database not name results of steps whose layers only the cache has: those are not copied, and
+    /// Removes step results from the copy of the database whose layers only the cache has: those are not copied, and
     /// the steps run again.
     async fn forget_cached_layers(&self, rows: &NodeRows) -> Result<()> {
         for layer in rows.layer_cache_layers().await? {
@@ -497,7 +507,8 @@ pub(super) fn archive_of(layer: &LayerId) -> PathBuf {
     Path::new(LAYERS).join(format!("{layer}.tar.zst"))
 }
 
-/// The layers of the images that a JSON value has. Hashes in environments and in recipes look like layers and are none.
+/// Finds the layers of the images that a JSON value has. Hashes in environments and in recipes look like layers and are
+/// none.
 fn layers_in(value: &Value, found: &mut BTreeSet<LayerId>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| layers_in(item, found)),

@@ -1,4 +1,4 @@
-//! What a backup is: a directory whose file `manifest.json` names everything in it, and is written last.
+//! Format of a backup: a directory whose file `manifest.json` names everything in it, and is written last.
 //!
 //! ```text
 //!   manifest.json          what is in the backup, with checksums
@@ -39,21 +39,21 @@ const MANIFEST_MAX: u64 = 256 << 20;
 pub(crate) struct Manifest {
     /// The version of the format.
     pub(crate) format: u32,
-    /// The version of the program that made it.
+    /// The version of the program that made the backup.
     pub(crate) version: String,
-    /// When it was begun, RFC 3339: the database is as it was then.
+    /// When the backup was begun, RFC 3339: the database is as it was then.
     pub(crate) created_at: String,
     /// Where the database is.
     pub(crate) database: Database,
     /// Whether the master key is in the backup.
     pub(crate) has_master_key: bool,
-    /// Its files.
+    /// Files of the backup.
     pub(crate) files: Vec<FileEntry>,
-    /// The layers that it has, by id.
+    /// Layers in the backup, by id.
     pub(crate) layers: Vec<String>,
-    /// The paused sandboxes that it has, by id.
+    /// Paused sandboxes in the backup, by id.
     pub(crate) sandboxes: Vec<String>,
-    /// The sandboxes that it does not have.
+    /// Sandboxes that are missing from the backup.
     pub(crate) left_out: Vec<LeftOut>,
     /// What templates need and the platform had lost.
     pub(crate) missing: Vec<String>,
@@ -72,9 +72,9 @@ pub(crate) enum Database {
 /// A sandbox that is not in a backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeftOut {
-    /// Its id.
+    /// Id of the sandbox.
     pub(crate) id: String,
-    /// Why it is not.
+    /// Why the sandbox was left out.
     pub(crate) why: String,
 }
 
@@ -85,9 +85,9 @@ pub(crate) struct FileEntry {
     pub(crate) path: PathBuf,
     /// Its size with holes, in bytes.
     pub(crate) size: u64,
-    /// Its checksum; see [`super::copy`].
+    /// Checksum of the file; see [`super::copy`].
     pub(crate) sum: String,
-    /// Who may use it in the data directory. In the backup only its owner may.
+    /// Mode and owner of the file in the data directory. In the backup only its owner may.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -105,7 +105,7 @@ impl FileEntry {
         }
     }
 
-    /// Whether it is the file that was read.
+    /// Whether what was read is this file.
     pub(crate) fn is(&self, read: &Copied) -> bool {
         self.size == read.size && self.sum == read.sum
     }
@@ -133,7 +133,7 @@ impl Manifest {
         }
     }
 
-    /// That of a backup.
+    /// Reads the manifest of a backup.
     ///
     /// # Errors
     /// When the directory is no backup, not a complete one, or one of a later format.

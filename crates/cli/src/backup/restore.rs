@@ -143,9 +143,10 @@ impl Drop for Target {
         if self.is_finished {
             return;
         }
-        let removed = match self.is_new {
-            true => fs::remove_dir_all(&self.path),
-            false => remove_content(&self.path),
+        let removed = if self.is_new {
+            fs::remove_dir_all(&self.path)
+        } else {
+            remove_content(&self.path)
         };
         if let Err(error) = removed {
             tracing::warn!("remove what was restored to {}: {error}", self.path.display());
@@ -156,16 +157,16 @@ impl Drop for Target {
 fn remove_content(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true if entry.file_name() == "lost+found" => {}
-            true => fs::remove_dir_all(entry.path())?,
-            false => fs::remove_file(entry.path())?,
+        if !entry.file_type()?.is_dir() {
+            fs::remove_file(entry.path())?;
+        } else if entry.file_name() != "lost+found" {
+            fs::remove_dir_all(entry.path())?;
         }
     }
     Ok(())
 }
 
-/// Why a directory that has something is not restored to.
+/// Why a directory that is not empty is refused as the target of a restore.
 fn refusal(path: &Path) -> String {
     let shown = path.display();
     if path.join(RESTORING).exists() {

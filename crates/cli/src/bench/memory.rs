@@ -1,4 +1,4 @@
-//! Memory of the host as the kernel counts it.
+//! Memory of the host by the counters of the kernel.
 
 use std::time::Duration;
 

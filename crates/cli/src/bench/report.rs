@@ -30,13 +30,13 @@ pub(crate) struct Conditions {
 /// The times of one kind of request.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measure {
-    /// Which.
+    /// Name of what was measured.
     pub(crate) what: String,
     /// Number of concurrent clients.
     pub(crate) concurrency: usize,
     /// Requests that failed.
     pub(crate) errors: u64,
-    /// Latencies of those that succeeded, if any did.
+    /// Latencies of the requests that succeeded, if any did.
     #[serde(flatten)]
     pub(crate) times: Option<Distribution>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Sustained {
     pub(crate) seconds: f64,
     /// Sandboxes that were made and deleted.
     pub(crate) completed: usize,
-    /// Those per second.
+    /// Successful requests per second.
     pub(crate) per_second: f64,
     /// Requests that failed.
     pub(crate) errors: u64,
@@ -63,7 +63,7 @@ pub(crate) struct IdleMemory {
     pub(crate) sandboxes: usize,
     /// Available memory before, in KiB.
     pub(crate) before_kb: u64,
-    /// Available memory with them, in KiB.
+    /// Available memory with the sandboxes, in KiB.
     pub(crate) after_kb: u64,
     /// Available memory lost per sandbox, in KiB: agent, kernel objects, page cache that cannot be given up, all.
     /// None when there were none.
@@ -79,7 +79,7 @@ pub(crate) struct Report {
     pub(crate) conditions: Conditions,
     /// Times of requests.
     pub(crate) requests: Vec<Measure>,
-    /// Times of the stages of a create request, as the platform reports them.
+    /// Times of the stages of a create request, from the platform's answers.
     pub(crate) create_stages: Vec<Measure>,
     /// The sustained rate.
     pub(crate) sustained: Option<Sustained>,

@@ -96,7 +96,7 @@ impl Gathered {
     }
 }
 
-/// Which requests of one sandbox's life are timed.
+/// The requests of one sandbox's life that are timed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timed {
     pub(crate) create: bool,
@@ -116,7 +116,7 @@ impl Bench {
         }
     }
 
-    /// Failures so far, and the first few of them.
+    /// Number of failures so far, and the first few of them.
     pub(crate) fn failures(&self) -> (u64, Vec<String>) {
         (self.errors.load(Ordering::Relaxed) as u64, self.samples.lock().clone())
     }

@@ -273,9 +273,10 @@ async fn upload(
     let bytes = file.metadata()?.len();
     progress.show(&format!("uploading {what}"));
     let sent = client.upload(template, hash, file).await?;
-    progress.line(&match sent {
-        true => format!("uploaded {what}, {bytes} bytes"),
-        false => format!("{what} were uploaded before"),
+    progress.line(&if sent {
+        format!("uploaded {what}, {bytes} bytes")
+    } else {
+        format!("{what} were uploaded before")
     });
     Ok(())
 }

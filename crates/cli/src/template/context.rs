@@ -69,9 +69,10 @@ impl Context {
         let mut chosen = Chosen::new();
         for word in words {
             // What a variable is may depend on the image, so the platform chooses.
-            let pattern = match word.contains('$') {
-                true => ".".to_owned(),
-                false => dockerfile::expand(word, escape, &|_| None)?,
+            let pattern = if word.contains('$') {
+                ".".to_owned()
+            } else {
+                dockerfile::expand(word, escape, &|_| None)?
             };
             let mut of_word = Chosen::new();
             let matches = self.matches(&pattern)?;
@@ -93,7 +94,7 @@ impl Context {
         archive.finish().map(Some)
     }
 
-    /// Paths that a pattern means, relative to the context, without ignored ones. The context itself is empty.
+    /// Paths that match a pattern, relative to the context, without ignored ones. The context itself is empty.
     fn matches(&self, pattern: &str) -> Result<Vec<String>> {
         let mut paths = vec![String::new()];
         let clean = dockerfile::clean(pattern);
@@ -167,7 +168,7 @@ impl Context {
         Ok(names)
     }
 
-    /// Chooses a source with everything below it. A source that is a link stands for what it leads to, which
+    /// Chooses a source, and everything below it. A source that is a link stands for what it leads to, which
     /// `.dockerignore` may exclude as well.
     fn choose(&self, name: &str, chosen: &mut Chosen) -> Result<()> {
         let path = self.real(name)?;

@@ -19,7 +19,7 @@ pub(super) struct Progress {
     is_terminal: bool,
     last: String,
     bars: Vec<Bar>,
-    /// How many of the lines that change there are.
+    /// Number of lines on the terminal that are redrawn.
     drawn: usize,
 }
 

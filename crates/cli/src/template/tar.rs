@@ -35,9 +35,10 @@ impl Archive {
 
     /// Adds a file, directory or link under a name. Others, such as sockets, are left out.
     pub(super) fn add(&mut self, path: &Path, name: &str, follow: bool) -> Result<()> {
-        let metadata = match follow {
-            true => path.metadata(),
-            false => path.symlink_metadata(),
+        let metadata = if follow {
+            path.metadata()
+        } else {
+            path.symlink_metadata()
         };
         let metadata = metadata.with_context(|| format!("read {}", path.display()))?;
         let kind = metadata.file_type();

@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::ParsedCertificate;
 use server::tls::Validity;
 
-/// Which of `names` a certificate is not valid for; empty if it cannot be parsed.
+/// The names for which a certificate is not valid; empty if it cannot be parsed.
 pub(super) fn uncovered<'a>(certificate: &CertificateDer<'_>, names: &'a [String]) -> Vec<&'a str> {
     let Ok(parsed) = ParsedCertificate::try_from(certificate) else {
         return Vec::new();

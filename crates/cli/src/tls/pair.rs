@@ -1,4 +1,4 @@
-//! A certificate with its private key, as files have them.
+//! A certificate with its private key, as a pair of PEM files.
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;

@@ -20,7 +20,7 @@ use super::*;
 const DOMAIN: &str = "sandbox.localhost:3000";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A data directory, and the four files in it: the authority, its key, the certificate, its key.
+/// A data directory and its four files: the authority, its key, the certificate, its key.
 struct TlsFiles {
     _temp: tempfile::TempDir,
     dir: DataDir,

@@ -86,7 +86,7 @@ fn read(from: impl std::io::Read) -> Result<String> {
     Ok(text)
 }
 
-/// Where `docker login` keeps what it was told.
+/// Path of the file in which `docker login` stores credentials.
 #[expect(
     clippy::disallowed_methods,
     reason = "where another program has its file, and no configuration"

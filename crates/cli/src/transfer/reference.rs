@@ -90,7 +90,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Whether a text is a digest by SHA-256, the one that every registry has.
+/// Whether a text is a SHA-256 digest, the only kind that every registry supports.
 pub(super) fn is_digest(text: &str) -> bool {
     let digits = text.strip_prefix("sha256:").unwrap_or_default();
     digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

@@ -34,7 +34,7 @@ impl TestDir {
         }
     }
 
-    /// One whose database others share.
+    /// Creates a test directory whose database others share.
     fn on(database_url: String) -> Self {
         Self {
             database_url: Some(database_url),
@@ -52,7 +52,7 @@ impl TestDir {
         path
     }
 
-    /// The binary on this place's data directory.
+    /// A command of the binary on this data directory.
     fn ringfence(&self, arguments: &[&str]) -> Command {
         let mut command = command(Path::new(env!("CARGO_BIN_EXE_ringfence")));
         command.args(arguments).arg("--data-dir").arg(self.data_dir());
@@ -80,7 +80,7 @@ fn command(program: &Path) -> Command {
     command
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 struct Ran {
     code: Option<i32>,
@@ -93,14 +93,14 @@ impl Ran {
         command.output().unwrap().into()
     }
 
-    /// The exit code must be this.
+    /// Checks that the exit code is this.
     #[track_caller]
     fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self:?}");
         self
     }
 
-    /// stderr must name all of these.
+    /// Checks that stderr names all of these.
     #[track_caller]
     fn complains_of(self, parts: &[&str]) -> Self {
         for part in parts {

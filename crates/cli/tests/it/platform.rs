@@ -52,7 +52,7 @@ impl<'a> Up<'a> {
         std::fs::read_to_string(self.place.temp.path().join("log")).unwrap()
     }
 
-    /// `host:port` as the line on stdout tells it.
+    /// The address `host:port` in the line on stdout.
     fn address(&self) -> &str {
         let rest = self.ready.split("http://").nth(1).unwrap();
         rest.split_whitespace().next().unwrap()

@@ -227,12 +227,12 @@ pub(super) struct Word {
 /// A word of a query.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Asked {
-    /// The word as it was written, in lower case.
+    /// The word of the query, in lower case.
     pub(super) text: String,
-    /// Its own term, where a page has it.
+    /// The term of the word itself, where a page has it.
     pub(super) exact: Option<u32>,
-    /// The terms that are searched for it: what each adds to a score, and what it counts for what is answered. None if
-    /// no page has anything like it.
+    /// The terms that are searched for the word: what each adds to a score, and what it counts for what is answered.
+    /// None if no page has anything like it.
     pub(super) terms: Vec<(u32, f32, f32)>,
     /// The spellings that were taken for a word that no page has.
     pub(super) taken: Vec<String>,
@@ -423,13 +423,13 @@ fn one_edit_apart(one: &[u8], other: &[u8]) -> bool {
     }
 }
 
-/// A word as it is written, in lower case, and where it is.
+/// A word of a text, in lower case, and where it is.
 #[derive(Debug)]
 struct Token {
     text: String,
     begin: usize,
     end: usize,
-    /// Whether it is a compound, whose parts follow.
+    /// Whether the token is a compound, whose parts follow.
     is_whole: bool,
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Group {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) page: &'static Page,
-    /// The pages of its folder, if it is the index of one.
+    /// The pages of the folder, if this page is its index.
     pub(super) children: Vec<&'static Page>,
 }
 

@@ -1,4 +1,4 @@
-//! Files of another file system, which stay there.
+//! Copies of files from another file system, which keeps them.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -25,9 +25,10 @@ impl Copy {
         }
         let existing = files::open_dir(&self.root, &dest.path, INSIDE).is_ok();
         let (_, name) = files::split(&source.path);
-        let path = match dest.is_dir || existing {
-            true => files::join(&dest.path, name),
-            false => dest.path.clone(),
+        let path = if dest.is_dir || existing {
+            files::join(&dest.path, name)
+        } else {
+            dest.path.clone()
         };
         let (to, to_name) = files::split(&path);
         let to = self.make(to).with_context(|| format!("make directory /{}", show(to)))?;

@@ -1,4 +1,4 @@
-//! Sources as a Dockerfile names them.
+//! Sources of a COPY step that patterns select.
 
 use std::os::fd::OwnedFd;
 
@@ -117,9 +117,10 @@ fn within_root(pattern: &str) -> String {
 /// Opens a file of a file system. With `IN_ROOT`, links are followed as its own programs would.
 pub(super) fn open(root: &OwnedFd, path: &[u8], flags: OFlags, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
     // A descriptor of a path takes no flags for reading.
-    let flags = match flags.contains(OFlags::PATH) {
-        true => flags,
-        false => flags | OFlags::NONBLOCK | OFlags::NOCTTY,
+    let flags = if flags.contains(OFlags::PATH) {
+        flags
+    } else {
+        flags | OFlags::NONBLOCK | OFlags::NOCTTY
     };
     files::open(root, path, flags, resolve)
 }

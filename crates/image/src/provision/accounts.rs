@@ -164,7 +164,7 @@ impl Lines {
         self.0.splice(end..end, format!("{comma}{member}").into_bytes());
     }
 
-    /// Gives a user that has no password an empty one. A password that is set stays.
+    /// Replaces a disabled password of a user with an empty one. A password that is set stays.
     fn unlock(&mut self, name: &str) {
         let Some((begin, end)) = self.find(name) else { return };
         let fields: Vec<&[u8]> = self.0[begin..end].split(|byte| *byte == b':').collect();

@@ -1,4 +1,4 @@
-//! What an image is, and what it lacks.
+//! Distribution of an image, and the packages that it lacks.
 
 use std::os::fd::OwnedFd;
 
@@ -20,7 +20,7 @@ const BUNDLES: [&[u8]; 4] = [
 const ROOTS_MIN: usize = 10;
 const DIRECTORIES: [&str; 5] = ["bin", "usr/bin", "sbin", "usr/sbin", "usr/local/bin"];
 
-/// `/etc/os-release`.
+/// The values of `/etc/os-release` that matter here.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct OsRelease {
     pub(super) id: Option<String>,
@@ -72,7 +72,7 @@ impl OsRelease {
     }
 }
 
-/// Packages that are not there.
+/// Names of packages that the image lacks.
 pub(super) fn missing(root: &OwnedFd) -> Result<Vec<String>> {
     let mut missing: Vec<String> = ["bash", "sudo"]
         .into_iter()

@@ -16,12 +16,12 @@ use super::directory::{INSIDE, STRICT, make};
 use crate::files;
 use crate::users::User;
 
-/// Where interpreters are.
+/// Directories with interpreters.
 const PROGRAMS: [&[u8]; 2] = [b"usr/bin", b"usr/local/bin"];
 /// A file that keeps a directory of packages: `pip` removes one that it has emptied.
 const PLACEHOLDER: &str = "README.txt";
 const PLACEHOLDER_TEXT: &[u8] = b"Packages that pip installs are put here.\n";
-/// More files than a directory of programs has.
+/// Limit of the files of a directory of programs.
 const NAMES_MAX: usize = 100_000;
 
 /// `python3.N` of every interpreter.
@@ -88,7 +88,7 @@ pub(super) fn user_packages(root: &OwnedFd, user: &User) -> Result<()> {
     Ok(())
 }
 
-/// Lets everyone add headers of packages where Debian has them. What is there stays its owner's.
+/// Lets every user add headers of packages where Debian installs them. What is there stays its owner's.
 pub(super) fn open_headers(root: &OwnedFd) -> Result<()> {
     for version in versions(root)? {
         let name = String::from_utf8_lossy(&version);

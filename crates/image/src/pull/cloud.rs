@@ -1,4 +1,4 @@
-//! Credentials of clouds, exchanged for those of their registries.
+//! Exchange of cloud credentials for those of the cloud's registry.
 //!
 //! The endpoints are those that the documentation of the clouds names; they were tried against stand-ins only.
 

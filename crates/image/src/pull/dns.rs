@@ -16,7 +16,7 @@ const ROUNDS: usize = 2;
 const SERVERS_MAX: usize = 3;
 const FILE_MAX: usize = 64 << 10;
 
-/// The addresses of a host, those of IPv4 first.
+/// Resolves the addresses of a host, those of IPv4 first.
 pub(super) async fn lookup(host: &str) -> io::Result<Vec<IpAddr>> {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = host.parse() {
@@ -124,7 +124,7 @@ async fn exchange(server: SocketAddr, query: &[u8], id: u16) -> io::Result<Messa
     Message::from_vec(&answer).map_err(io::Error::other)
 }
 
-/// All addresses: a resolver gives those of aliases with them.
+/// All addresses in an answer: a resolver gives those of aliases with them.
 fn addresses(answer: &Message) -> Vec<IpAddr> {
     let address = |data: &RData| match data {
         RData::A(address) => Some(IpAddr::V4(address.0)),

@@ -13,7 +13,7 @@ const NAME_MAX: usize = 255;
 /// A name of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// `host` or `host:port`, as users write it.
+    /// Registry as `host` or `host:port`, in the form that users write.
     pub(crate) registry: String,
     pub(crate) repository: String,
     pub(crate) tag: Option<String>,

@@ -13,7 +13,7 @@ pub(crate) struct Member {
     pub(crate) gid: u64,
     pub(crate) mtime: u64,
     pub(crate) data: Vec<u8>,
-    /// Another size than that of the data.
+    /// A size in the header that differs from that of the data.
     pub(crate) size: Option<u64>,
     pub(crate) pax: Vec<(String, Vec<u8>)>,
 }

@@ -1,4 +1,4 @@
-//! COPY, as the reference has it.
+//! COPY steps, compared with the reference.
 
 use std::os::unix::fs::symlink as link;
 

@@ -1,4 +1,4 @@
-//! Archives that nobody should make.
+//! Archives of attackers.
 
 use image::Program;
 use protocol::image::{CopyJob, UnpackLimits};
@@ -34,7 +34,7 @@ fn case(name: &'static str, archive: Vec<u8>, upload: Expect, image: Expect) -> 
     }
 }
 
-/// An archive with one header as it is.
+/// An archive of one header without changes.
 fn one(header: [u8; 512]) -> Vec<u8> {
     let mut bytes = header.to_vec();
     bytes.resize(2048, 0);

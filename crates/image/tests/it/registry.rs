@@ -33,7 +33,7 @@ impl Drop for Registry {
 }
 
 impl Registry {
-    /// Starts it on a directory; `more` are lines of its configuration.
+    /// Starts a registry on a directory; `more` are lines of its configuration.
     fn start(storage: &Path, tls: Option<(&Path, &Path)>, auth: Option<&Path>) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let tls = tls.map_or(String::new(), |(certificate, key)| {

@@ -10,8 +10,8 @@ use crate::network::domain::{DomainPattern, domain_name};
 /// The port of HTTPS.
 pub const HTTPS_PORT: u16 = 443;
 
-/// The requests that a rule is for, as `base_url` says it: `[https://]host[:port][/path]`, in which the path may end with
-/// `*`.
+/// The requests that a rule applies to, in the form of `base_url`: `[https://]host[:port][/path]`, in which the path
+/// may end with `*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseUrl {
     /// The host, exactly.

@@ -65,7 +65,7 @@ pub fn normalize_path(path: &str) -> Option<String> {
     Some(format!("/{}", segments.join("/")))
 }
 
-/// Whether some servers take a segment for a dot segment, because they remove parameters from it.
+/// Whether a segment becomes a dot segment on servers that remove parameters from it.
 fn is_dot_with_parameters(segment: &str) -> bool {
     let rest = segment.strip_prefix("..").or_else(|| segment.strip_prefix('.'));
     rest.is_some_and(|rest| rest.starts_with(';') || rest.starts_with("%3B"))
@@ -114,7 +114,7 @@ fn digit(byte: u8) -> Option<u8> {
 }
 
 impl PathPattern {
-    /// The pattern of a path as rules have it: none or `/` for every path, a path, or a prefix and `*`. The path is
+    /// Parses the pattern of a path in a rule: none or `/` for every path, a path, or a prefix and `*`. The path is
     /// normalised as [`normalize_path`] says.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ pub struct Provider {
     pub credential: Credential,
     /// The hosts whose requests get the credential.
     pub hosts: Vec<ProviderHost>,
-    /// Which headers are set.
+    /// Which of its headers are set on a request.
     pub set: HeaderChoice,
     /// Whether `base_url` may name another host, whose requests then get the headers of the first host.
     pub any_host: bool,
@@ -33,7 +33,7 @@ pub enum Credential {
 }
 
 impl Credential {
-    /// The key.
+    /// Name of the key in a request.
     #[must_use]
     pub fn key(self) -> &'static str {
         match self {
@@ -231,7 +231,7 @@ pub struct OwnProvider<'a> {
 }
 
 impl Providers {
-    /// The provider with that name.
+    /// Returns the provider with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Provider> {
         self.0
@@ -239,7 +239,7 @@ impl Providers {
             .find(|provider| provider.names.iter().any(|known| known == name))
     }
 
-    /// Every name.
+    /// Names of all providers.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().flat_map(|provider| &provider.names).map(String::as_str)
     }

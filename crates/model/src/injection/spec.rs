@@ -18,7 +18,7 @@ use crate::secret::Secret;
 const HIDDEN_MIN: usize = 8;
 /// Shortest secret of which the beginning is shown.
 const SHOWN_MIN: usize = 12;
-/// How much of it is shown.
+/// Characters of a secret that are shown.
 const SHOWN: usize = 4;
 /// What is shown instead of the rest.
 const STARS: &str = "****";
@@ -27,9 +27,9 @@ const STARS: &str = "****";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum InjectionItem {
-    /// That of a saved rule.
+    /// The injection of a saved rule.
     Saved(SavedInjection),
-    /// Its own.
+    /// An injection that belongs to this sandbox alone.
     Own(Injection),
 }
 
@@ -44,7 +44,7 @@ pub struct SavedInjection {
 }
 
 impl SavedInjection {
-    /// A reference to the rule with that id.
+    /// Creates a reference to the saved rule with this id.
     #[must_use]
     pub fn new(id: String) -> Self {
         Self {
@@ -61,7 +61,7 @@ pub struct Injection {
     /// The type, in the word that the client used: `http` or the name of a provider.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The requests that it is for.
+    /// The requests that the injection applies to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_url: Option<String>,
     /// The headers to set, of the type `http`.
@@ -95,12 +95,12 @@ pub enum InvalidInjection {
     /// A key that the type requires.
     #[error("{key}: type {kind} requires it")]
     Missing {
-        /// The key.
+        /// The missing key.
         key: &'static str,
         /// The type.
         kind: String,
     },
-    /// A key that the type does not have.
+    /// A key that injections of this type do not have.
     #[error("{key}: type {kind} does not have it")]
     Foreign {
         /// The key.
@@ -111,7 +111,7 @@ pub enum InvalidInjection {
     /// Not an address.
     #[error("base_url: {0}")]
     BaseUrl(#[from] InvalidBaseUrl),
-    /// Another host than those of the type.
+    /// A host that does not belong to the type.
     #[error("base_url: its host must be {hosts} for type {kind}")]
     Host {
         /// The type.
@@ -133,7 +133,7 @@ pub enum InvalidInjection {
     /// A header that no rule may set.
     #[error("headers: {0:?} frames the request and cannot be set")]
     Reserved(String),
-    /// A name that is there twice.
+    /// A name that occurs twice.
     #[error("{key}: {name:?} is there twice, as upper and lower case do not count")]
     Twice {
         /// The key.
@@ -150,7 +150,7 @@ pub enum InvalidInjection {
     /// The name of a query parameter that is too long or empty.
     #[error("if_queries: a name must have 1 to {HEADER_NAME_MAX} bytes")]
     QueryName,
-    /// A secret as an answer showed it.
+    /// A masked secret, as an answer showed it, in the place of the secret.
     #[error("{0}: this is the masked value of an answer; send the secret itself")]
     Masked(String),
 }
@@ -160,7 +160,7 @@ fn is_whole_value(value: &str) -> bool {
     (1..=HEADER_VALUE_MAX).contains(&value.len()) && is_header_value(value) && value.trim_matches(' ') == value
 }
 
-/// A secret as answers show it: its first characters if it is long enough, and four asterisks.
+/// Masks a secret for answers: its first characters if it is long enough, and four asterisks.
 #[must_use]
 pub fn mask(secret: &Secret) -> String {
     let text = secret.expose();
@@ -172,7 +172,7 @@ pub fn mask(secret: &Secret) -> String {
 }
 
 impl Injection {
-    /// The rules that it stands for. `name` is how logs name them.
+    /// Rules of the egress gateway for this injection. `name` is how logs name them.
     ///
     /// # Errors
     /// When it is not valid.
@@ -216,18 +216,18 @@ impl Injection {
         Ok(rules.collect())
     }
 
-    /// Whether it is of a provider that has a token, which [`Self::set_token`] can replace.
+    /// Whether the injection is for a provider with a token, which [`Self::set_token`] can replace.
     #[must_use]
     pub fn has_token(&self) -> bool {
         self.token.is_some()
     }
 
-    /// Replaces its token.
+    /// Replaces the token of the injection.
     pub fn set_token(&mut self, token: Secret) {
         self.token = Some(token);
     }
 
-    /// The injection as answers show it: without its key and token, and with `show_headers` with its headers.
+    /// The injection for answers: without its key and token, and with `show_headers` with its headers.
     #[must_use]
     pub fn masked(&self, show_headers: bool) -> Self {
         let masked = |secret: &Secret| Secret::new(mask(secret));
@@ -352,7 +352,7 @@ impl Injection {
     }
 }
 
-/// What requests must have.
+/// Conditions on headers and query parameters of a request.
 struct Conditions {
     if_headers: BTreeMap<String, String>,
     if_queries: BTreeMap<String, String>,

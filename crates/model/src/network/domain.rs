@@ -61,7 +61,7 @@ impl DomainPattern {
         }
     }
 
-    /// The pattern.
+    /// The pattern as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

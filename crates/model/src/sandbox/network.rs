@@ -38,16 +38,16 @@ pub struct NetworkSpec {
     /// Headers for its HTTPS requests, by domain. They may be secrets and are never stored.
     #[serde(skip)]
     pub rules: RulesSpec,
-    /// The same as clients are shown them.
+    /// The rules as clients are shown them, with masked headers.
     #[serde(rename = "rules", skip_serializing_if = "RulesSpec::is_empty")]
     pub rules_shown: RulesSpec,
-    /// The same as stored: JSON, encrypted by the server.
+    /// The rules as they are stored: JSON, encrypted by the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rules_sealed: Option<String>,
     /// The token for its repositories. It is never stored.
     #[serde(skip)]
     pub repository_token: Option<Secret>,
-    /// The same as stored: encrypted by the server.
+    /// The token as it is stored: encrypted by the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository_token_sealed: Option<String>,
     /// The host that requests to its ports have inside.
@@ -110,7 +110,7 @@ pub enum InvalidNetwork {
         /// The entry.
         entry: String,
     },
-    /// A network that begins with an unspecified address and is not written as all addresses are.
+    /// A network that begins with an unspecified address, but is not the text for all addresses.
     #[error("{key}[{index}]: {entry:?} contains the unspecified address: for all addresses, write \"0.0.0.0/0\"")]
     Unspecified {
         /// The list.
@@ -134,7 +134,7 @@ pub enum InvalidNetwork {
     /// A DNS server that is not an IPv4 address.
     #[error("dnsServers[{index}]: {entry:?} is not the IPv4 address of a server, such as 1.1.1.1")]
     DnsServer {
-        /// Its index.
+        /// Index of the entry.
         index: usize,
         /// The entry.
         entry: String,
@@ -179,9 +179,10 @@ impl NetworkSpec {
             let Ok(network) = entry.parse::<Cidr>() else {
                 let is_domain = entry.parse::<DomainPattern>().is_ok();
                 let entry = entry.clone();
-                return Err(match is_domain {
-                    true => InvalidNetwork::DeniedDomain { index, entry },
-                    false => InvalidNetwork::Denied { index, entry },
+                return Err(if is_domain {
+                    InvalidNetwork::DeniedDomain { index, entry }
+                } else {
+                    InvalidNetwork::Denied { index, entry }
                 });
             };
             policy.deny.push(specified("denyOut", index, entry, network)?);

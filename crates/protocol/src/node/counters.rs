@@ -18,13 +18,13 @@ pub struct EgressCounters {
     /// TCP connections that were intercepted.
     #[serde(default)]
     pub intercepted: u64,
-    /// Requests on them that a rule applied to.
+    /// Requests on intercepted connections that a rule applied to.
     #[serde(default)]
     pub injected: u64,
-    /// Requests on them that were not forwarded.
+    /// Requests on intercepted connections that were not forwarded.
     #[serde(default)]
     pub requests_refused: u64,
-    /// Requests on them beyond the limit of a sandbox.
+    /// Requests on intercepted connections beyond the limit of a sandbox.
     #[serde(default)]
     pub requests_limited: u64,
     /// DNS queries.
@@ -35,13 +35,13 @@ pub struct EgressCounters {
 /// has their queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EgressConnections {
-    /// Open now, those included about which is still being decided.
+    /// Open connections, with those that the gateway is still deciding about.
     pub open: u64,
-    /// Allowed ones that have ended.
+    /// Allowed connections that have ended.
     pub ended: u64,
-    /// Refused ones.
+    /// Refused connections.
     pub denied: u64,
-    /// Allowed ones for which there was no connection to the destination.
+    /// Allowed connections whose destination could not be reached.
     pub failed: u64,
 }
 
@@ -50,17 +50,17 @@ pub struct EgressConnections {
 pub struct DnsCounters {
     /// Queries of sandboxes, and names that the gateway resolved for connections.
     pub queries: u64,
-    /// Those that the cache answered.
+    /// Queries that the cache answered.
     pub cache_hits: u64,
-    /// Those that a policy refused.
+    /// Queries that a policy refused.
     pub refused: u64,
-    /// Those that waited, because their sandbox asks more than its limit allows.
+    /// Queries that waited, because their sandbox asks more than its limit allows.
     pub limited: u64,
-    /// Those that got no answer, because too many of their sandbox waited.
+    /// Queries that got no answer, because too many of their sandbox waited.
     #[serde(default)]
     pub unanswered: u64,
-    /// Questions that were sent to DNS servers.
+    /// Queries that were forwarded to DNS servers.
     pub forwarded: u64,
-    /// Those that no server answered.
+    /// Forwarded queries that no server answered.
     pub failed: u64,
 }

@@ -11,17 +11,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "detail", rename_all = "snake_case")]
 pub enum NodeError {
-    /// No such sandbox on this node.
+    /// The node has no sandbox with this id.
     #[error("sandbox {0} is not on this node")]
     NotFound(SandboxId),
     /// The host has no capacity left; a later attempt may succeed.
     #[error("the host has no capacity: {0}")]
     Capacity(String),
-    /// Others are being restored with their processes, and the turn of this one did not come in time; a later attempt may
-    /// succeed. Everything is as before.
-    #[error("its turn to be restored did not come in time")]
+    /// Other sandboxes are being restored with their processes, and the turn of this one did not come in time; a later
+    /// attempt may succeed. Everything is as before.
+    #[error("too many sandboxes are being restored: the turn of this one did not come in time")]
     Busy {
-        /// How many of its owner can be restored at the same time, if it waited for these; none if it waited for others.
+        /// How many sandboxes of its owner can be restored at the same time, if the request waited for others of this
+        /// owner; none if it waited for those of other owners.
         owner_limit: Option<usize>,
     },
     /// A layer that the request names is not on this node.
@@ -35,11 +36,11 @@ pub enum NodeError {
     /// succeed.
     #[error("what is needed cannot be fetched: {0}")]
     Unavailable(String),
-    /// This node cannot do it, whatever the sandbox. The text says why.
+    /// The node cannot do what was requested, whatever the sandbox. The text says why.
     #[error("{0}")]
     Unsupported(String),
-    /// It was given up, because another request asked for the opposite. Everything is as before.
-    #[error("it was cancelled")]
+    /// The request was given up, because another one asked for the opposite. Everything is as before.
+    #[error("the request was cancelled")]
     Cancelled,
     /// The request failed on the host.
     #[error(transparent)]
@@ -157,7 +158,7 @@ mod tests {
             (
                 NodeError::Busy { owner_limit: Some(2) },
                 "busy",
-                &["its turn to be restored did not come in time"],
+                &["too many sandboxes are being restored: the turn of this one did not come in time"],
             ),
             (
                 NodeError::Refused("/a: a block device".to_owned()),
@@ -169,7 +170,7 @@ mod tests {
                 "unavailable",
                 &["what is needed cannot be fetched: no answer"],
             ),
-            (NodeError::Cancelled, "cancelled", &["it was cancelled"]),
+            (NodeError::Cancelled, "cancelled", &["the request was cancelled"]),
             (
                 NodeError::Unsupported("no freezer".to_owned()),
                 "unsupported",

@@ -57,7 +57,7 @@ pub struct Snapshot {
 pub struct LiveSandbox {
     /// Id of the sandbox.
     pub id: SandboxId,
-    /// Whether it is ending.
+    /// Whether the sandbox is ending.
     pub is_ending: bool,
 }
 

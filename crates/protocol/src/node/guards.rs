@@ -16,8 +16,8 @@ pub struct DiskStops {
 /// State and counters of the watch over sandboxes that create many processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Throttles {
-    /// Sandboxes whose processor time is currently limited for it.
+    /// Sandboxes whose processor time is currently limited, because they create many processes.
     pub throttled: u32,
-    /// How often that of a sandbox was limited since the node started.
+    /// How often the processor time of a sandbox was limited since the node started.
     pub throttles: u64,
 }

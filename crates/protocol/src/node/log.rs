@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Logger {
-    /// The host.
+    /// The host reports about the sandbox.
     Sandbox,
-    /// The agent inside the sandbox, about its processes. Its reports are untrusted.
+    /// The agent inside the sandbox reports about its processes. Its reports are untrusted.
     Process,
     /// The egress gateway, about connections to the outside.
     Egress,
@@ -39,10 +39,10 @@ pub struct SandboxLog {
     pub at_us: i64,
     /// Severity.
     pub level: Level,
-    /// Which part of the platform writes it.
+    /// The part of the platform that reports the entry.
     pub logger: Logger,
-    /// One sentence for people. The node bounds its length.
+    /// The entry as one sentence for people. The node bounds its length.
     pub message: String,
-    /// The same as structured fields for programs. The node bounds keys and values.
+    /// The entry as structured fields for programs. The node bounds keys and values.
     pub fields: BTreeMap<String, String>,
 }

@@ -58,7 +58,7 @@ impl Counters {
         add(counter, 1);
     }
 
-    /// Counts a connection that is not reported.
+    /// Counts a connection whose report was dropped.
     pub(super) fn unlogged(&self) {
         add(&self.unlogged, 1);
     }
@@ -115,7 +115,7 @@ impl Counters {
     }
 }
 
-/// Counts a connection as open until it is dropped.
+/// Counts a connection as open until this is dropped.
 #[derive(Debug)]
 pub(super) struct Open {
     counters: Arc<Counters>,

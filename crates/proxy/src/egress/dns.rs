@@ -94,7 +94,7 @@ enum Bound {
     Datagrams,
     /// The rate of the sandbox. Its connections bound how many wait.
     Connections,
-    /// Nothing, because the sandbox did not choose the name.
+    /// Nothing bounds the question, because the sandbox did not choose the name.
     None,
 }
 
@@ -174,7 +174,7 @@ impl Resolver {
         }
     }
 
-    /// The reply to a message that a sandbox sent, without the length that TCP puts before it. `None` if it deserves no
+    /// Answers a message that a sandbox sent, without the length that TCP puts before it. `None` if it deserves no
     /// reply, or is a datagram beyond the limits. Takes some seconds if servers do not respond or the sandbox asks too
     /// much; a call that is cancelled leaves nothing behind.
     pub(super) async fn answer(
@@ -206,7 +206,7 @@ impl Resolver {
         Some(reply(&request, answer))
     }
 
-    /// The addresses of a name, for a connection to it. Not all of them are public.
+    /// Resolves the addresses of a name, for a connection to it. Not all of them are public.
     ///
     /// # Errors
     /// `InvalidInput` if it is not a name, `PermissionDenied` if the sandbox may not resolve it, `QuotaExceeded` if it asks

@@ -64,7 +64,7 @@ pub(super) use upstream::UpstreamTls;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a program may take for the head of a request, and may leave a connection unused.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often that is checked.
+/// How often idle connections are checked.
 const IDLE_CHECK: Duration = Duration::from_secs(10);
 /// How long a connection that is being closed may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,7 +89,7 @@ pub(super) struct Intercepted {
     pub(super) is_of_many: bool,
 }
 
-/// Serves a connection until it ends.
+/// Serves an intercepted connection until it ends.
 ///
 /// # Errors
 /// When there is no connection to the server, or the handshake with one of both sides fails.

@@ -16,7 +16,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// Neither is less than 1.
+    /// Creates a rate limit; each of the two numbers is at least 1.
     pub(super) fn new(per_second: u32, burst: u32) -> Self {
         Self {
             interval: Duration::from_secs(1) / per_second.max(1),
@@ -66,7 +66,7 @@ impl Rate {
     }
 }
 
-/// A rate that counts the events beyond it.
+/// A rate limit that counts the events beyond it.
 #[derive(Debug)]
 pub(super) struct CountedRate {
     rate: Rate,
@@ -74,7 +74,7 @@ pub(super) struct CountedRate {
 }
 
 impl CountedRate {
-    /// As [`Rate::new`].
+    /// Creates a rate limit, like [`Rate::new`].
     pub(super) fn new(per_second: u32, burst: u32) -> Self {
         Self {
             rate: Rate::new(per_second, burst),
@@ -82,7 +82,8 @@ impl CountedRate {
         }
     }
 
-    /// If another event is within the limit, how many were not since the last one that was. Counts it in any case.
+    /// Counts an event; if it is within the limit, returns how many were not since the last one that was. Counts it in
+    /// any case.
     pub(super) fn admit(&self) -> Option<u64> {
         if self.rate.admit() {
             return Some(self.beyond.swap(0, Ordering::Relaxed));

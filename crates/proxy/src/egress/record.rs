@@ -30,7 +30,7 @@ impl Protocol {
 pub enum EgressReport {
     /// A request got headers that the sandbox does not know.
     Request(Box<InjectedRequest>),
-    /// This many such requests before the next one are not reported, because there were too many at once.
+    /// Number of requests that were not reported before the next one, because there were too many in a short time.
     UnreportedRequests(u64),
     /// A connection has ended or was refused.
     Connection(EgressRecord),
@@ -38,12 +38,12 @@ pub enum EgressReport {
     Queries {
         /// The limit, in questions per second.
         per_second: u32,
-        /// Those that waited.
+        /// Number of queries that waited.
         waited: u64,
-        /// Those that got no answer, because too many waited.
+        /// Number of queries that got no answer, because too many waited.
         unanswered: u64,
     },
-    /// This many connections before the next one are not reported, because there were too many at once.
+    /// Number of connections that were not reported before the next one, because there were too many in a short time.
     Unreported(u64),
 }
 
@@ -55,13 +55,13 @@ pub type Report = Box<dyn Fn(EgressReport) + Send + Sync>;
 pub struct InjectedRequest {
     /// How logs name the rule.
     pub rule: String,
-    /// The host.
+    /// Host of the request.
     pub host: String,
-    /// The port.
+    /// Port of the request.
     pub port: u16,
-    /// The method, as the sandbox sent it.
+    /// Method that the sandbox sent.
     pub method: String,
-    /// The path without the query, as the sandbox sent it.
+    /// Path that the sandbox sent, without the query.
     pub path: String,
     /// The status of the response; none if there was none.
     pub status: Option<u16>,
@@ -70,32 +70,32 @@ pub struct InjectedRequest {
 /// A connection of a sandbox that has ended or was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressRecord {
-    /// Its protocol.
+    /// Protocol of the connection.
     pub protocol: Protocol,
     /// The address that the sandbox requested.
     pub destination: SocketAddr,
     /// The domain that the connection named, or for which the sandbox was given that address. A claim of the sandbox.
     pub name: Option<String>,
-    /// What happened.
+    /// How the connection ended.
     pub outcome: Outcome,
 }
 
 /// How a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was refused, and nothing left the host.
+    /// The connection was refused, and nothing left the host.
     Denied(Reason),
-    /// It was allowed, but there was no connection to the destination.
+    /// The connection was allowed, but could not be made, for this reason.
     Failed(String),
-    /// It was allowed, and is over.
+    /// The connection was allowed, and has ended.
     Ended {
         /// Bytes from the sandbox.
         sent: u64,
         /// Bytes to the sandbox.
         received: u64,
-        /// How long it was open.
+        /// How long the connection was open.
         took: Duration,
-        /// Why the gateway ended it, if it did.
+        /// Why the gateway ended the connection, if it did.
         cut: Option<Reason>,
     },
 }

@@ -70,7 +70,7 @@ pub(super) struct Counts {
     received: AtomicU64,
     /// Whether the gateway has sent everything to the program, which has not taken all of it.
     is_ending: AtomicBool,
-    /// Those of all connections.
+    /// Counters of all connections of the sandbox.
     totals: Arc<Counters>,
 }
 
@@ -82,7 +82,7 @@ impl Counts {
         }
     }
 
-    /// Bytes from the sandbox and to it.
+    /// Bytes from the sandbox, and bytes to it.
     pub(super) fn get(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
     }
@@ -106,12 +106,12 @@ impl Counts {
     }
 }
 
-/// Which directions ended on their own. The other one was silent for too long.
+/// The directions that ended on their own. The other one was silent for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ended {
-    /// That from the sandbox.
+    /// The direction from the sandbox has ended.
     pub(super) out: bool,
-    /// That to the sandbox.
+    /// The direction to the sandbox has ended.
     pub(super) back: bool,
 }
 
@@ -212,7 +212,7 @@ pub(super) async fn read_some(stream: &TcpStream, part: &mut [u8]) -> io::Result
     }
 }
 
-/// Writes everything.
+/// Writes all bytes.
 pub(super) async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.writable().await?;
@@ -235,7 +235,7 @@ pub(super) async fn taken(to: &TcpStream) -> io::Result<()> {
     std::future::poll_fn(|cx| poll_taken(to, cx)).await
 }
 
-/// The same, to be polled.
+/// Polls whether the peer has taken everything that was sent.
 pub(super) fn poll_taken(to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
     // With the smallest buffer, it is writable only when almost nothing is in it.
     sockopt::set_socket_send_buffer_size(to, 1)?;
@@ -263,7 +263,7 @@ fn end_writing(to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Whether the direction ended, and not by silence.
+/// Relays one direction until it ends; returns whether it ended, and not by silence.
 async fn pump(
     pipes: &Pipes,
     (from, to, chunk): (&TcpStream, &TcpStream, usize),
@@ -335,7 +335,7 @@ mod tests {
         (client, listener.accept().await.unwrap().0)
     }
 
-    /// A relay, with the ends that programs have: inside, then outside.
+    /// Starts a relay, and returns the outer ends of its streams: inside, then outside.
     async fn relayed() -> (TcpStream, TcpStream, JoinHandle<(io::Result<Ended>, Counts)>) {
         let ((inside, sandbox), (outside, server)) = (pair().await, pair().await);
         let relay = tokio::spawn(async move {

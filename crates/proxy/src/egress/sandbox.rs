@@ -1,5 +1,5 @@
-//! What the gateway knows about a sandbox, and what it reports about it. All that serve its connections and datagrams work
-//! with this.
+//! State of a sandbox in the gateway, for everything that serves its connections and datagrams. All that serve its
+//! connections and datagrams work with this.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -122,7 +122,7 @@ impl Sandbox {
         (self.report)(EgressReport::Connection(record));
     }
 
-    /// Requests have a rate of their own, so that refused connections cannot keep them out of the log.
+    /// Reports a request, at a rate of its own, so that refused connections cannot keep requests out of the log.
     pub(super) fn report_request(&self, request: Box<InjectedRequest>) {
         self.shared.counters.injected();
         let Some(unreported) = self.request_reports.admit() else {

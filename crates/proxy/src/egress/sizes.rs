@@ -7,14 +7,15 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use tokio::net::TcpStream;
 
-/// Most that is buffered for one connection, in bytes as the kernel counts them. Left to itself, the kernel lets the
-/// buffers of each socket grow to what the host allows for one, often tens of megabytes.
+/// Limits of what is buffered for one connection, in bytes as the kernel counts them. Left to itself, the kernel lets
+/// the buffers of each socket grow to what the host allows for one, often tens of megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
-    /// Of the socket to the outside, for what comes and for what is sent. The first bounds the speed over a long way.
+    /// Sizes of the buffers of the socket to the outside, for what comes and for what is sent. The first bounds the
+    /// speed over a long way.
     outside: (usize, usize),
-    /// The same of the socket in the sandbox, where nothing is far away. Segments there have up to 64 KiB, and programs
-    /// send slowly to a buffer for which they have to be cut.
+    /// Sizes of the buffers of the socket in the sandbox, where nothing is far away. Segments there have up to 64 KiB,
+    /// and programs send slowly to a buffer for which they have to be cut.
     inside: (usize, usize),
     /// What is on its way between the sockets, in each direction.
     pub(super) chunk: usize,
@@ -55,13 +56,13 @@ const FURTHER: Sizes = Sizes {
 };
 
 impl Sizes {
-    /// Those of a connection that is opened while the sandbox has so many others.
+    /// Sizes for a connection that is opened while the sandbox has this many others.
     pub(super) fn beside(others: usize) -> Self {
         let found = FIRST.iter().find(|(count, _)| others < *count);
         found.map_or(FURTHER, |(_, sizes)| *sizes)
     }
 
-    /// Whether it is one of many.
+    /// Whether these are the sizes for one of many connections.
     pub(super) fn is_of_many(self) -> bool {
         self.chunk < 64 << 10
     }
@@ -83,7 +84,8 @@ impl Sizes {
     }
 }
 
-/// The kernel doubles what it is told. Where it must not be told more than the host allows every program, it uses that.
+/// Sets the sizes of both buffers of a socket. Where it must not be told more than the host allows every program, it
+/// uses that.
 fn bound(stream: &TcpStream, (receive, send): (usize, usize)) -> io::Result<()> {
     match sockopt::set_socket_recv_buffer_size_force(stream, receive / 2) {
         Err(Errno::PERM) => sockopt::set_socket_recv_buffer_size(stream, receive / 2)?,

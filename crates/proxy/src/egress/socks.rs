@@ -88,7 +88,7 @@ async fn try_connect(
     Ok(outside)
 }
 
-/// The address of a proxy as clients write it.
+/// The address of a proxy in the form that clients write.
 fn shown(proxy: &EgressProxy) -> String {
     match &proxy.host {
         ProxyHost::Address(address) => SocketAddr::new(*address, proxy.port).to_string(),

@@ -280,7 +280,7 @@ struct Target {
     proxy: Option<Box<EgressProxy>>,
     /// Addresses, to be tried in this order; none if the proxy resolves the name.
     addresses: Vec<SocketAddr>,
-    /// The domain by which it was allowed.
+    /// The domain by which the connection was allowed.
     name: Option<String>,
     /// Bytes that were read to find the name.
     first: Vec<u8>,
@@ -338,8 +338,8 @@ impl Target {
         }
     }
 
-    /// For a destination that is open, whatever the connection names. It is asked for a name only if it may have to be
-    /// intercepted, and then leads to addresses of that name, of which the policy must allow each.
+    /// Chooses the target for an open destination, whatever the connection names. It is asked for a name only if it may
+    /// have to be intercepted, and then leads to addresses of that name, of which the policy must allow each.
     async fn of_open(
         sandbox: &Sandbox,
         policy: &EgressPolicy,
@@ -438,9 +438,10 @@ async fn resolve(
     is_open: impl Fn(IpAddr) -> bool,
 ) -> Result<Vec<SocketAddr>, Reason> {
     let resolver = &sandbox.shared.resolver;
-    let addresses = match is_of_rule {
-        true => resolver.addresses_unlimited(name, &sandbox.client).await,
-        false => resolver.addresses(name, &sandbox.client).await,
+    let addresses = if is_of_rule {
+        resolver.addresses_unlimited(name, &sandbox.client).await
+    } else {
+        resolver.addresses(name, &sandbox.client).await
     };
     let mut addresses = match addresses {
         Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => return Err(Reason::Queries),
@@ -455,9 +456,10 @@ async fn resolve(
         .into_iter()
         .map(|address| SocketAddr::new(address, destination.port()));
     let addresses: Vec<_> = with_port.collect();
-    match addresses.is_empty() {
-        true => Err(Reason::DomainAddresses),
-        false => Ok(addresses),
+    if addresses.is_empty() {
+        Err(Reason::DomainAddresses)
+    } else {
+        Ok(addresses)
     }
 }
 

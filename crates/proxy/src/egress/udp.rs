@@ -43,8 +43,8 @@ const DATAGRAMS_BURST: u32 = 10_000;
 /// each is judged, for which the kernel is asked. Beyond, they are lost.
 const FLOWS_PER_S: u32 = 200;
 const FLOWS_BURST: u32 = 1000;
-/// The same for flows to DNS servers, once every query was answered and before: programs have a socket for each query, or
-/// for those about one name, and repeat those without an answer after five seconds.
+/// How long flows to DNS servers are kept, once every query was answered and before: programs have a socket for each
+/// query, or for those about one name, and repeat those without an answer after five seconds.
 const DNS_IDLE: Duration = Duration::from_secs(2);
 const DNS_IDLE_UNANSWERED: Duration = Duration::from_secs(10);
 
@@ -60,7 +60,7 @@ struct Flow {
     counts: Counts,
     /// Milliseconds from `begun` to the last datagram.
     last_ms: AtomicU64,
-    /// Datagrams from the sandbox and to it.
+    /// Number of datagrams from the sandbox; `received` has that of datagrams to it.
     sent: AtomicU64,
     received: AtomicU64,
     is_dns: bool,
@@ -258,7 +258,7 @@ fn record(sandbox: &Sandbox, destination: SocketAddr, outcome: Outcome) -> Egres
     }
 }
 
-/// Opens a flow, if it is allowed.
+/// Opens a flow, if the policy allows it.
 fn open(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, stop: &CancellationToken) -> Result<Arc<Flow>, Outcome> {
     let destination = key.1;
     let settings = &sandbox.shared.settings;
@@ -414,7 +414,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// A sandbox whose policy opens names alone and has a DNS server, and what `serve` has for it.
+    /// A sandbox whose policy opens names alone and has a DNS server, with the arguments of `serve`.
     struct World {
         gateway: EgressGateway,
         attachment: Attachment,

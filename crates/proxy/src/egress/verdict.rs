@@ -14,11 +14,11 @@ use super::settings::EgressSettings;
 /// What applies to a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is open.
+    /// The destination is open.
     Open,
-    /// It is open to connections whose first bytes name an allowed domain.
+    /// The destination is open to connections whose first bytes name an allowed domain.
     ByDomain,
-    /// It is closed.
+    /// The destination is closed.
     Closed(Reason),
 }
 

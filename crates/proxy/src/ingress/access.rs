@@ -1,4 +1,4 @@
-//! Who may send requests to a sandbox, and with which tokens.
+//! Authorization of requests to a sandbox by its tokens.
 
 use std::sync::Arc;
 

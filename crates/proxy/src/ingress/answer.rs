@@ -20,7 +20,7 @@ use super::unanswered::Unanswered;
 pub enum Answer {
     /// The sandbox is unknown, paused, ended or ending.
     NotFound(SandboxId),
-    /// The sandbox is paused, and the request has not the token with which it would resume it.
+    /// The sandbox is paused, and the request lacks the token that would resume it.
     ResumeRefused(SandboxId),
     /// The sandbox is paused, and could not be resumed in time.
     Transitioning(SandboxId),
@@ -35,7 +35,7 @@ pub enum Answer {
     ResumeLimited {
         /// The sandbox.
         id: SandboxId,
-        /// The limit, and what to do.
+        /// The limit that was reached, and what the client can do.
         why: String,
     },
     /// The sandbox runs, but no server listens on the port.

@@ -13,9 +13,9 @@ use super::unanswered::Unanswered;
 /// Why there is no response.
 pub(super) struct Failure {
     pub(super) error: DialError,
-    /// What the server did, if it is still there.
+    /// What the server did instead of answering.
     pub(super) unanswered: Unanswered,
-    /// The request, if nothing of it was sent.
+    /// The request, if no part of it was sent.
     pub(super) unsent: Option<Request<RequestBody>>,
     /// Whether the server has sent nothing.
     pub(super) is_untouched: bool,

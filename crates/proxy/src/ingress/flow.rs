@@ -77,7 +77,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Begins an exchange, or ends it with `None`.
+    /// Sets the current exchange; none between two.
     pub(super) fn set_flow(&self, flow: Option<Flow>) {
         *self.flow.lock() = flow;
     }

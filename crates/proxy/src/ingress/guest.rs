@@ -36,7 +36,7 @@ const BEFORE_HEAD_MAX_BYTES: usize = 512 * 1024;
 /// Time limit for a head from its first byte to its last. There is no limit for the first byte, except the client's.
 const HEAD_TIME: Duration = Duration::from_secs(30);
 
-/// How many of the first bytes of a response are remembered, to tell what sent them.
+/// How many of the first bytes of a response are remembered, to recognise the protocol of the server.
 const FIRST_BYTES: usize = 4;
 
 /// Progress of the head of a response, shared by the stream, the callback of the HTTP library and the call that waits for it.
@@ -125,7 +125,7 @@ impl Head {
     }
 }
 
-/// The stream.
+/// A stream to a server in a sandbox.
 #[derive(Debug)]
 pub(super) struct GuestStream {
     stream: Transport,

@@ -38,8 +38,8 @@ const SWEEP: Duration = Duration::from_millis(250);
 /// How long a new connection may wait for its response before no more connections to its port are kept: longer than
 /// servers that accept connections concurrently take to answer.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
-/// Some servers close their connections without announcing it. A request that must not be sent twice uses a kept
-/// connection only if one to this port has served a second request, or after the connection was idle for this long.
+/// How long a connection must have been idle before it may serve a request that must not be sent twice, if no kept
+/// connection to its port has served a second request yet: some servers close their connections without announcing it.
 const TRUSTED_AFTER: Duration = Duration::from_millis(10);
 
 /// An open connection into a sandbox.
@@ -49,9 +49,9 @@ pub(super) struct Upstream {
     pub(super) link: Arc<Link>,
     pub(super) head: Head,
     pub(super) permit: ConnectionPermit,
-    /// Whether it speaks TLS. That of a port can change while connections to it are kept.
+    /// Whether the connection speaks TLS. That of a port can change while connections to it are kept.
     pub(super) is_https: bool,
-    /// The thread that opened it. Where each runtime has one thread, the connection is polled by this one.
+    /// The thread that opened the connection. Where each runtime has one thread, the connection is polled by this one.
     pub(super) thread: ThreadId,
 }
 
@@ -315,14 +315,14 @@ async fn sweep(pool: Pool) {
 /// A connection in use. Dropped without [`Self::finish`], it closes the connection.
 #[derive(Debug)]
 pub(super) struct Lease {
-    /// None when it was given back.
+    /// The connection; none when it was given back.
     upstream: Option<Upstream>,
     pool: Pool,
     target: Target,
     is_new: bool,
     /// The number of a new connection without a response.
     waiting: Option<u64>,
-    /// Closes a connection that is none of the pool's.
+    /// Closes a connection that does not belong to the pool.
     _apart: Option<DropGuard>,
 }
 
@@ -332,7 +332,7 @@ impl Lease {
         self.is_new
     }
 
-    /// The connection.
+    /// The connection that was leased.
     pub(super) fn upstream(&mut self) -> Option<&mut Upstream> {
         self.upstream.as_mut()
     }

@@ -135,7 +135,7 @@ where
     }
 }
 
-/// One direction.
+/// One direction of a relay.
 #[derive(Default)]
 struct Direction {
     /// What was read and not yet written.
@@ -286,7 +286,7 @@ mod tests {
 
     use super::*;
 
-    /// Both outer ends of a relay, and its result.
+    /// Starts a relay, and returns both of its outer ends and its result.
     fn relayed() -> (DuplexStream, DuplexStream, JoinHandle<io::Result<()>>) {
         let (client, a) = tokio::io::duplex(64);
         let (b, guest) = tokio::io::duplex(64);

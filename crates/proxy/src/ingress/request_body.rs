@@ -41,7 +41,7 @@ pub(super) struct Discards {
 /// and the response is lost; on HTTP/2, many clients lose the response of a reset stream, and what they send afterwards
 /// counts against the connection.
 pub struct ClientBody {
-    /// Taken when this is dropped.
+    /// The body that hyper received, which is taken when this is dropped.
     incoming: Option<Incoming>,
     /// Whether the client waits for `100 Continue`, which was not sent: then there is nothing to discard.
     waits: bool,
@@ -106,7 +106,7 @@ impl PendingUpload {
     }
 }
 
-/// See [`PendingUpload::delay_end`].
+/// A body whose end is delayed, see [`PendingUpload::delay_end`].
 pub struct DelayedEnd<B> {
     body: B,
     /// Pending until the upload has finished.

@@ -79,9 +79,9 @@ pub(super) struct GuestBody {
     incoming: Incoming,
     flow: Flow,
     ending: CancellationToken,
-    /// The connection; none when this is finished.
+    /// The connection; none when the body is finished.
     lease: Option<Lease>,
-    /// Whether the connection may serve another request after this.
+    /// Whether the connection may serve another request after this response.
     keeps: bool,
     /// Set if the body ends with the connection, which also ends if the server or sandbox is killed.
     alive: Option<AliveCheck>,

@@ -4,20 +4,20 @@
 
 use super::guest::Head;
 
-/// What a server did in place of an answer.
+/// What a server did instead of answering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unanswered {
-    /// It closed the connection.
+    /// The server closed the connection.
     Closed,
-    /// It speaks TLS.
+    /// The server speaks TLS.
     Tls,
-    /// It speaks SSH.
+    /// The server speaks SSH.
     Ssh,
-    /// It speaks something else.
+    /// The server speaks another protocol.
     Other,
-    /// It sent an answer that is not valid, or not all of its head.
+    /// The server sent an answer that is not valid, or only a part of its head.
     Invalid,
-    /// It did not answer a gRPC call over HTTP/2.
+    /// The server did not answer a gRPC call over HTTP/2.
     NoHttp2,
 }
 
@@ -48,7 +48,7 @@ impl Unanswered {
         }
     }
 
-    /// What to do about it.
+    /// Advice for the user about this case.
     pub(super) fn detail(self) -> &'static str {
         match self {
             Self::Closed => "The server may have failed: look at its output. Requests reach it as HTTP/1.1.",

@@ -36,7 +36,7 @@ pub(crate) const BEARER: &str = "Bearer sk-0123456789-abcdef-secret";
 pub(crate) const HOST: &str = "api.example";
 /// A host of the same issuer without rules.
 pub(crate) const OTHER: &str = "other.example";
-/// The names and where they lead.
+/// Names of the servers, and the addresses that they lead to.
 const SERVERS: [(&str, &str); 2] = [(HOST, "127.0.0.2"), (OTHER, "127.0.0.3")];
 
 /// The socket of a sandbox's side.
@@ -112,7 +112,7 @@ impl World {
         Self::with(vec![rule(PathPattern::Any)], |_, _| {}).await
     }
 
-    /// With rules, whose ports become that of the servers.
+    /// Creates a world with rules, whose ports become that of the servers.
     pub(crate) async fn with(
         rules: Vec<InjectionRule>,
         change: impl FnOnce(&mut EgressSettings, &mut EgressPolicy),
@@ -184,7 +184,7 @@ impl World {
         panic!("fewer than {count} requests were reported: {:?}", self.reports.lock());
     }
 
-    /// Everything that was reported, as text.
+    /// All reports, as text.
     pub(crate) fn reported(&self) -> String {
         format!("{:?}", self.reports.lock())
     }

@@ -120,11 +120,11 @@ async fn a_clean_end_of_a_living_sandbox_stays_clean() {
 /// What is behind the agent's port when a stream ends.
 #[derive(Clone, Copy)]
 enum Agent {
-    /// Nothing listens.
+    /// The agent does not listen.
     Gone,
     /// The port still accepts, and then the connection closes without an answer.
     Exiting,
-    /// It accepts and does not answer in time.
+    /// The agent accepts connections and does not answer in time.
     Busy,
     Running,
 }

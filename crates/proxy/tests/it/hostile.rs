@@ -89,7 +89,7 @@ async fn a_head_that_began_has_to_end_and_one_that_did_not_may_take_its_time() {
     assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
 }
 
-/// As [`exchange`], for as long as it takes.
+/// Like [`exchange`], with a longer time limit.
 async fn patient(addr: SocketAddr, request: &str, most: Duration) -> String {
     let mut wire = Wire::connect(addr).await;
     wire.write(request).await;

@@ -1,4 +1,4 @@
-//! Which sandbox a request is for, hostile hosts included.
+//! Routing of requests to sandboxes, hostile hosts included.
 
 use http::request::Parts;
 use http::{Method, Request};

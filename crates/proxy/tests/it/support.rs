@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 /// The one sandbox there is.
 pub(crate) const ID: &str = "iabc";
 
-/// The platform's port with the sandbox behind it.
+/// The platform's port with one sandbox behind it.
 pub(crate) struct Front {
     pub(crate) addr: SocketAddr,
     pub(crate) node: Arc<FakeNode>,
@@ -99,7 +99,7 @@ async fn front_of<const N: usize>(
     }
 }
 
-/// Answers one request as an agent that is running does.
+/// Answers one request like an agent that is running.
 pub(crate) async fn healthy(mut wire: Wire) {
     wire.head().await;
     wire.write("HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").await;

@@ -11,7 +11,7 @@ use crate::row::{Columns, FromColumns, storable};
 /// What a step left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedLayerRow {
-    /// The layer that it wrote.
+    /// The layer that the step wrote.
     pub layer: LayerId,
     /// Space that the layer takes, in bytes.
     pub bytes: i64,

@@ -7,14 +7,14 @@ use crate::error::StoreError;
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
 
-/// An archive.
+/// An uploaded archive with files of a template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRow {
-    /// The team that uploaded it.
+    /// The team that uploaded the archive.
     pub team_id: TeamId,
-    /// The hash that its client named it by.
+    /// The hash by which its client named the archive.
     pub hash: String,
-    /// Its size.
+    /// Size of the archive.
     pub bytes: i64,
 }
 
@@ -88,7 +88,7 @@ impl Store {
 }
 
 impl NodeRows {
-    /// Notes an archive that was stored, or stored again.
+    /// Notes that an archive was stored, also when it was stored before.
     ///
     /// # Errors
     /// When the database fails, or there is no such team.
@@ -160,7 +160,7 @@ impl NodeRows {
         Ok(found.into_iter().map(|TeamTotal(team, total)| (team, total)).collect())
     }
 
-    /// Removes the row of an archive that was not used since a time, and returns it; none if there is no other.
+    /// Removes the row of an archive that was not used since a time, and returns it; none if there is no such row.
     ///
     /// # Errors
     /// When the database fails.

@@ -30,11 +30,11 @@ pub struct BuildStart {
 /// A build that was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
-    /// The builds that it replaces and that were cancelled.
+    /// The waiting builds that were cancelled because this one replaces them.
     pub cancelled: Vec<BuildId>,
 }
 
-/// A build whose turn it is.
+/// A build that a worker of the server has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildJob {
     /// The build.
@@ -49,7 +49,7 @@ pub struct BuildJob {
     pub memory_mb: u32,
     /// Disk of its sandboxes, in MiB.
     pub disk_mb: u32,
-    /// How often it was begun, from 1.
+    /// How often the build was begun, from 1.
     pub attempts: u32,
     /// When it was begun for the first time, in microseconds since the Unix epoch.
     pub started_us: i64,
@@ -62,7 +62,7 @@ pub struct BuildJob {
 /// How a build ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildEnd {
-    /// Sandboxes can be started from it.
+    /// Sandboxes can be started from the build.
     Ready {
         /// What they are started with, in a format of the caller.
         spec_json: String,
@@ -71,7 +71,7 @@ pub enum BuildEnd {
         /// The version of its agent.
         agent_version: String,
     },
-    /// It failed.
+    /// The build failed.
     Failed(BuildReason),
 }
 
@@ -167,7 +167,7 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// Fails a build that has not ended, because its owner wants that. `false` when there is none, or it has ended.
+    /// Fails a build that has not ended, at the request of its owner. `false` when there is none, or it has ended.
     ///
     /// # Errors
     /// When the database fails.
@@ -335,8 +335,8 @@ impl NodeRows {
         Ok(changed > 0)
     }
 
-    /// Makes a requested build ready that was not started: what it would have built came from elsewhere. `false` when it
-    /// was started or has ended.
+    /// Makes a requested build ready without running it, because its result was imported. `false` when it was started
+    /// or has ended.
     ///
     /// # Errors
     /// When the database fails.
@@ -387,7 +387,7 @@ impl NodeRows {
             .await
     }
 
-    /// The builds of this node that are in progress.
+    /// Lists the builds of this node that are in progress.
     ///
     /// # Errors
     /// When the database fails.

@@ -31,7 +31,7 @@ pub struct BuildLogSize {
     pub bytes: i64,
 }
 
-/// Which entries of a log.
+/// Selects entries of the log of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuildLogQuery {
     /// Earliest time, in microseconds since the Unix epoch.
@@ -135,15 +135,12 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn build_log_list(&self, build: &BuildId, query: &BuildLogQuery) -> Result<Vec<BuildLogRow>, StoreError> {
-        let sql = match query.is_backward {
-            false => {
-                "SELECT seq, at_us, level, step, message FROM build_logs WHERE build_id = $1 AND level >= $2 \
-                 AND at_us >= $3 AND at_us <= $4 ORDER BY seq LIMIT $5 OFFSET $6"
-            }
-            true => {
-                "SELECT seq, at_us, level, step, message FROM build_logs WHERE build_id = $1 AND level >= $2 \
-                 AND at_us >= $3 AND at_us <= $4 ORDER BY seq DESC LIMIT $5 OFFSET $6"
-            }
+        let sql = if query.is_backward {
+            "SELECT seq, at_us, level, step, message FROM build_logs WHERE build_id = $1 AND level >= $2 \
+             AND at_us >= $3 AND at_us <= $4 ORDER BY seq DESC LIMIT $5 OFFSET $6"
+        } else {
+            "SELECT seq, at_us, level, step, message FROM build_logs WHERE build_id = $1 AND level >= $2 \
+             AND at_us >= $3 AND at_us <= $4 ORDER BY seq LIMIT $5 OFFSET $6"
         };
         let query = sqlx::query(sql)
             .bind(build.as_str())

@@ -5,6 +5,6 @@
 pub struct BuildReason {
     /// For the user.
     pub message: String,
-    /// The step that failed, if it was one.
+    /// The step that failed; none where no step did.
     pub step: Option<String>,
 }

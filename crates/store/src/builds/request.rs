@@ -19,9 +19,9 @@ const SUPERSEDED: &str = "superseded by a newer build of the same template and t
 /// The template of a requested build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildTarget {
-    /// The one that has the alias, or else a new one with this id.
+    /// The template that has the alias, or else a new one with this id.
     Alias(TemplateId),
-    /// One that exists. If there is an alias, it replaces the others of the template.
+    /// A template that exists. If there is an alias, it replaces the others of the template.
     Template(TemplateId),
 }
 
@@ -55,26 +55,26 @@ pub struct NewBuild {
 /// The outcome of a request. Nothing was changed unless it was accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BuildRequested {
-    /// It was accepted.
+    /// The build was accepted.
     Accepted {
         /// The template.
         template: TemplateId,
         /// The builds that the new one supersedes: they waited for their turn and share a tag.
         superseded: Vec<BuildId>,
     },
-    /// The team has as many builds as it can have.
+    /// The team has reached its limit of builds.
     TooMany,
     /// The alias is the id of a template.
     AliasIsId,
     /// Another template of the team has the alias, or a snapshot has it.
     AliasTaken,
-    /// The template would have more tags than it can have.
+    /// The template would exceed its limit of tags.
     TooManyTags,
     /// The template does not exist or was deleted.
     NoTemplate,
 }
 
-/// A build that has not ended.
+/// A build of the team that has not ended.
 struct Active {
     id: BuildId,
     template: TemplateId,

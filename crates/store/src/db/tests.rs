@@ -15,7 +15,8 @@ fn team_id() -> TeamId {
     "00000000-0000-4000-8000-000000000001".parse().unwrap()
 }
 
-/// A batch of one entry of that many bytes. When the disk is full, SQLite rolls the whole transaction back for it.
+/// A batch with one log entry of this many bytes. When the disk is full, SQLite rolls the whole transaction back for
+/// it.
 fn batch(seq: i64, bytes: usize) -> RecordBatch {
     RecordBatch {
         entries: vec![NewLogEntry {

@@ -17,13 +17,13 @@ use crate::row::{Columns, FromColumns, storable};
 /// An entry of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogRow {
-    /// When it happened, in microseconds since the Unix epoch.
+    /// When the entry happened, in microseconds since the Unix epoch.
     pub at_us: i64,
     /// Distinguishes and orders entries of the same time.
     pub seq: i64,
     /// Severity.
     pub level: Level,
-    /// The part of the platform that wrote it.
+    /// The part of the platform that wrote the entry.
     pub logger: String,
     /// The message, one sentence.
     pub message: String,
@@ -64,7 +64,7 @@ pub struct LogSize {
     pub sandbox_id: SandboxId,
     /// Number of entries.
     pub entries: u64,
-    /// Their accounted size in bytes, see [`LogRow::bytes`].
+    /// Accounted size of its entries in bytes, see [`LogRow::bytes`].
     pub bytes: u64,
 }
 
@@ -142,7 +142,7 @@ const ROWS: usize = 32;
 
 /// The statement that inserts [`ROWS`] entries.
 static INSERT_MANY: LazyLock<String> = LazyLock::new(|| insert_sql(ROWS));
-/// The statement that inserts one.
+/// The statement that inserts one entry.
 static INSERT_ONE: LazyLock<String> = LazyLock::new(|| insert_sql(1));
 
 fn insert_sql(rows: usize) -> String {

@@ -29,7 +29,7 @@ pub struct SandboxFilter {
     pub states: Vec<State>,
     /// Labels that must all be present, with exactly these values.
     pub metadata: BTreeMap<String, String>,
-    /// Created from this template.
+    /// Only sandboxes that were created from this template.
     pub template: Option<TemplateId>,
     /// Started at this time or later, in microseconds since the Unix epoch.
     pub started_from_us: Option<i64>,
@@ -50,7 +50,7 @@ pub enum Order {
 pub struct SandboxCursor {
     /// `started_us` of the last sandbox before this position.
     pub started_us: i64,
-    /// The id of that sandbox.
+    /// The id of the last sandbox before this position.
     pub id: SandboxId,
 }
 
@@ -118,8 +118,8 @@ impl SandboxFilter {
         self.metadata.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
-    /// The longest label as [`crate::nodes::NodeRows::sandbox_insert`] writes it. A row without this text does not
-    /// match, so the database can exclude it; a row with it may still not match.
+    /// Text of the longest label as [`crate::nodes::NodeRows::sandbox_insert`] writes it. A row without this text does
+    /// not match, so the database can exclude it; a row with it may still not match.
     fn label_text(&self) -> String {
         let text = |value: &String| serde_json::Value::from(value.as_str()).to_string();
         let labels = self.metadata.iter();

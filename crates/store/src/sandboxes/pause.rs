@@ -13,16 +13,16 @@ use crate::error::StoreError;
 use crate::nodes::NodeRows;
 use crate::row::storable;
 
-/// What there is of a sandbox that is paused.
+/// The columns that describe a paused sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pause<'a> {
-    /// What is kept of it.
+    /// What is kept of the sandbox.
     pub kept: Kept,
     /// Space that it takes on the disk of its host, in bytes.
     pub kept_bytes: i64,
     /// When it was paused, in microseconds since the Unix epoch.
     pub paused_us: i64,
-    /// Why it was not resumed, if that was tried.
+    /// Why the last attempt to resume the sandbox failed; none if there was no such attempt.
     pub resume_error: Option<&'a str>,
 }
 

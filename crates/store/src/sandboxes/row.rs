@@ -11,17 +11,18 @@ use crate::row::{Columns, FromColumns};
 /// A stored sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SandboxRow {
-    /// Its id.
+    /// Id of the sandbox.
     pub id: SandboxId,
-    /// The node it runs on; none in a row of a version that did not know nodes, until a node adopts the row.
+    /// The node that the sandbox runs on; none in a row of a version that did not know nodes, until a node adopts the
+    /// row.
     pub node_id: Option<NodeId>,
     /// The owning team.
     pub team_id: TeamId,
-    /// The user that requested it.
+    /// The user that requested the sandbox.
     pub user_id: UserId,
-    /// The template it is created from.
+    /// The template that the sandbox was created from.
     pub template_id: TemplateId,
-    /// The build of that template.
+    /// The build of the template.
     pub build_id: BuildId,
     /// The template's alias, shown to clients.
     pub alias: Option<String>,
@@ -67,7 +68,7 @@ pub struct SandboxRow {
     pub kept_bytes: Option<i64>,
     /// Why it could not be resumed the last time, while it is paused. Otherwise without meaning.
     pub resume_error: Option<String>,
-    /// The sandbox whose certificate authority it has; none if it has one of its own.
+    /// The sandbox whose certificate authority this one shares; none if it has one of its own.
     pub authority_of: Option<SandboxId>,
 }
 

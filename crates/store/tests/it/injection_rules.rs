@@ -190,9 +190,12 @@ pub(crate) async fn sealed_texts_are_replaced_all_or_none(db: Database) {
         "sandboxes.network {}",
     ];
     assert_eq!(all_sealed(&store).await, before);
-    let refused = store.reseal(1, |column, _, text| match column.is_json {
-        true => Err("refused".parse::<i32>().unwrap_err()),
-        false => Ok(Resealed::Replace(format!("new {text}"))),
+    let refused = store.reseal(1, |column, _, text| {
+        if column.is_json {
+            Err("refused".parse::<i32>().unwrap_err())
+        } else {
+            Ok(Resealed::Replace(format!("new {text}")))
+        }
     });
     assert!(matches!(refused.await, Err(ResealError::Refused(_))));
     assert_eq!(all_sealed(&store).await, before);

@@ -19,7 +19,7 @@ fn query(filter: SandboxFilter, order: Order, limit: u32) -> SandboxQuery {
     }
 }
 
-/// The numbers of the sandboxes on each page, until there is no next one.
+/// The numbers of the sandboxes on each page, from the first page to the last.
 async fn pages(store: &Store, mut query: SandboxQuery) -> Vec<Vec<u32>> {
     let mut pages = Vec::new();
     loop {

@@ -52,7 +52,7 @@ impl Server {
         Self { child, log, dir }
     }
 
-    /// Stops it, as a crash would.
+    /// Stops the server, as a crash would.
     pub(crate) fn stop(&mut self) {
         // SIGQUIT ends a server immediately and, unlike SIGKILL, releases its shared memory.
         let sent = kill_process(Pid::from_child(&self.child), Signal::QUIT);
@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// Starts it again after [`Self::stop`].
+    /// Starts the server again after [`Self::stop`].
     pub(crate) fn start_again(&mut self) {
         (self.child, self.log) = launch(self.dir.path());
     }

@@ -62,7 +62,7 @@ enum What {
     Files,
 }
 
-/// Measures.
+/// Runs the sections of the benchmark and returns their report.
 ///
 /// # Errors
 /// When the platform is not running, or a request fails.

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     dir: PathBuf,
 }
 
-/// Measures.
+/// Runs the benchmark and returns its report.
 ///
 /// # Errors
 /// When the server cannot be started, or a response is not the expected one.

@@ -28,7 +28,7 @@ pub(crate) struct Args {
 /// How long to wait for kills after the last deadline.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Measures.
+/// Runs the benchmark and returns its report.
 ///
 /// # Errors
 /// When the server cannot be started, or a kill is missing.

@@ -119,7 +119,7 @@ pub(super) fn processes() -> impl Iterator<Item = Process> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process))
 }
 
-/// The agents of all sandboxes on this machine: first processes of namespaces within ours.
+/// Lists the agents of all sandboxes on this machine: first processes of namespaces within ours.
 pub(super) fn agents() -> Vec<Process> {
     processes()
         .filter(|process| process.inner().is_some_and(|(number, depth)| number == 1 && depth > 1))

@@ -99,7 +99,7 @@ struct Way {
     proxy: Option<Process>,
 }
 
-/// Measures.
+/// Runs the benchmark and returns its report.
 ///
 /// # Errors
 /// When the platform is not running, nginx is missing, or a request fails.

@@ -200,7 +200,7 @@ impl BenchPlatform {
     }
 }
 
-/// An event loop like that of `ringfence up`.
+/// Starts an event loop like that of `ringfence up`.
 pub(super) fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()

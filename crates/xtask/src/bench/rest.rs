@@ -52,7 +52,7 @@ enum Layout {
     First,
 }
 
-/// Measures.
+/// Runs the benchmark and returns its report.
 ///
 /// # Errors
 /// When the server cannot be started, or a response is not the expected one.

@@ -110,7 +110,7 @@ impl<'a> Schemas<'a> {
         }
     }
 
-    /// The named objects, and all that they refer to.
+    /// Names of these objects, and of all objects that they refer to.
     pub(super) fn reachable(&self, names: &BTreeSet<String>) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         let mut left: Vec<String> = names.iter().cloned().collect();

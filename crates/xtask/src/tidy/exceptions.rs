@@ -8,9 +8,17 @@ use super::breach::Breach;
 /// A rule, who may break it, and until when. A subject that ends with `/` is everything below that directory.
 type Exception = (&'static str, &'static str, &'static str);
 
-const TODAY: &[Exception] = &[];
+const TODAY: &[Exception] = &[
+    ("comments", "crates/model/src/lifecycle.rs", LATER),
+    ("comments", "crates/node/", LATER),
+    ("comments", "crates/runtime/", LATER),
+    ("comments", "crates/server/", LATER),
+];
 
-/// The exceptions, and which of them were needed.
+/// Comments of files that are being divided and moved: they are mended where their code ends up.
+const LATER: &str = "until these files have their final places";
+
+/// The exceptions, and which of them have covered a breach.
 #[derive(Debug)]
 pub(super) struct Exceptions {
     list: &'static [Exception],

@@ -1,4 +1,4 @@
-//! Which file of a crate uses which other file of it, by its paths.
+//! Imports between the files of a crate, found by the paths that they contain.
 //!
 //! A path leads to the file that defines what it names: `crate::Thing` leads through a re-export in `lib.rs` to where
 //! `Thing` is. `mod child;` alone is no use of the child. Paths are found wherever they stand, in macros as well; what
@@ -17,7 +17,7 @@ type Module = Vec<String>;
 /// The files of one crate that a file uses, each with the first line where it does.
 pub(super) type Uses = BTreeMap<String, BTreeMap<String, usize>>;
 
-/// A path as it is written, and where.
+/// A path in the source, and where it is.
 #[derive(Debug)]
 struct Written {
     module: Module,
@@ -37,7 +37,7 @@ struct Modules {
     paths: Vec<Written>,
 }
 
-/// Who uses whom in the crate whose sources are below `crates/NAME/src`.
+/// Imports between the files of the crate whose sources are below `crates/NAME/src`.
 pub(super) fn uses(tree: &Tree, name: &str) -> Result<Uses> {
     let sources = format!("crates/{name}/src/");
     let mut modules = Modules::default();

@@ -34,7 +34,7 @@ const DOMAIN: [&str; 4] = [
     "crates/server/src/sandboxes",
     "crates/server/src/templates",
 ];
-/// Crates of the protocol in front of it.
+/// Crates of the HTTP front end, which the domain does not use.
 const PROTOCOL: [&str; 5] = ["axum", "http", "http_body_util", "hyper", "utoipa"];
 
 /// Whether a file is of the server's domain.

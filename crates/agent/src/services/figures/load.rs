@@ -13,9 +13,9 @@ use super::counters::Counters;
 
 /// What was counted a shorter time ago than this is reported again: the kernel counts every five seconds.
 const FRESH_US: u64 = 500_000;
-/// The most tasks that are looked at; the numbers of others follow from theirs.
+/// The most tasks that are examined; the numbers of others follow from theirs.
 const LOOKED_AT: u32 = 1024;
-/// Tasks that are looked at before others get their turn.
+/// Tasks that are examined before other tasks of the agent get their turn.
 const AT_ONCE: u32 = 16;
 /// Seconds over which the averages are taken.
 const SPANS: [f64; 3] = [60.0, 300.0, 900.0];

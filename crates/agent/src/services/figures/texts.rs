@@ -1,4 +1,4 @@
-//! The texts, in the kernel's own form.
+//! Texts of the files in `/proc`, in the kernel's own form.
 
 use std::fmt::Write as _;
 

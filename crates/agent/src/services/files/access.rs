@@ -1,4 +1,4 @@
-//! Who may read and write files, and as which user.
+//! Authorization of clients that read and write files, and the user for whom they do.
 
 use http::StatusCode;
 use protocol::signature::{Claim, Form};
@@ -20,9 +20,10 @@ pub(super) fn authorize(
         return Ok(());
     };
     if token.is_some() {
-        return match settings.admits(token) {
-            true => Ok(()),
-            false => refuse("access token present in header but does not match"),
+        return if settings.admits(token) {
+            Ok(())
+        } else {
+            refuse("access token present in header but does not match")
         };
     }
     let Some(signature) = signature else {

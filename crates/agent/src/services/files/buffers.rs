@@ -36,7 +36,7 @@ impl Buffers {
         Self { back, returned }
     }
 
-    /// A buffer of that many bytes.
+    /// Takes a buffer of this many bytes.
     pub(super) fn take(&self, length: usize) -> Buffer {
         // The length changes with the number of transfers; what no longer fits is not kept.
         let bytes = self.returned.try_iter().find(|bytes| bytes.len() == length);

@@ -1,4 +1,4 @@
-//! Which coding of a file a client gets.
+//! Negotiation of the content coding of a download.
 //!
 //! Ranges and conditions are about the bytes of the file, so they are answered in identity only. A client that takes
 //! either gets gzip only where it pays, which is not decided here.

@@ -22,7 +22,7 @@ use crate::space::{self, Wanted};
 use crate::transport::messages::MessageMemory;
 use crate::users::User;
 
-/// Bytes that are copied before others get a turn.
+/// Bytes that are copied before other transfers get a turn.
 const STEP: u64 = 8 * 1024 * 1024;
 
 #[derive(Deserialize)]
@@ -143,9 +143,10 @@ fn open(source: &Source) -> Result<File, Failure> {
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(&source.path)
         .map_err(failed)?;
-    match file.metadata().map_err(failed)?.is_file() {
-        true => Ok(file),
-        false => Err(irregular()),
+    if file.metadata().map_err(failed)?.is_file() {
+        Ok(file)
+    } else {
+        Err(irregular())
     }
 }
 

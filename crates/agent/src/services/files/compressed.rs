@@ -1,4 +1,4 @@
-//! A file in gzip, made while it is sent.
+//! A file that is compressed with gzip while it is sent.
 //!
 //! Reading and compressing are one step on a blocking thread, and the next step runs while the network takes what the
 //! last one made. Only so many files are compressed at once: an encoder keeps far more memory than a file that is sent
@@ -26,7 +26,7 @@ const PLACES: u64 = 8;
 /// Bytes of each.
 const PLACE: usize = 4096;
 
-/// Whether a file of that size is worth compressing: a quarter of it must go, as far as a few places can tell. What
+/// Whether a file of this size is worth compressing: a quarter of it must go, as far as a few places can tell. What
 /// changes in between is dealt with while compressing. `first` is the file's beginning.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ use super::{coding, media_type};
 use crate::transport::encoding::Coding;
 use crate::transport::http::{Body, header_text};
 
-/// The file at `path`, as far as the headers want it.
+/// Responds with the file at `path`, or the part of it that the headers request.
 pub(super) async fn send(path: PathBuf, headers: &HeaderMap, transfers: &Transfers) -> Result<Response<Body>, Failure> {
     let name = path.clone();
     let transfer = transfers.begin();
@@ -296,7 +296,8 @@ struct Chunks {
     file: Arc<File>,
     offset: u64,
     end: u64,
-    /// The end is wherever reading ends. Otherwise an early end is an error, because the length was promised.
+    /// Whether the file ends wherever reading ends. Otherwise an early end is an error, because the length was
+    /// promised.
     growing: bool,
     next: Option<JoinHandle<io::Result<Bytes>>>,
     first: Bytes,

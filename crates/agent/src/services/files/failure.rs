@@ -1,4 +1,4 @@
-//! Why a request for a file failed, and file access that may fail so.
+//! Why a request for a file failed.
 
 use std::io;
 

@@ -1,8 +1,8 @@
-//! What a file is called and takes itself for, in headers.
+//! Headers with the name and the media type of a file.
 
 use std::path::Path;
 
-/// The type of what is nothing in particular.
+/// The media type of any other file.
 pub(super) const BINARY: &str = "application/octet-stream";
 
 /// The media type of a file: by its extension, else by whether its beginning is text.

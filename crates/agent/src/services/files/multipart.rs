@@ -19,7 +19,7 @@ pub(super) enum FormEvent {
     Part(Head),
     /// Some of its content.
     Data(Bytes),
-    /// It is complete.
+    /// The part is complete.
     PartEnd,
     /// The form is complete.
     End,
@@ -66,7 +66,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// A reader for the body under this content type.
+    /// Creates a reader for a body with this content type.
     pub(super) fn new(content_type: &str) -> Result<Self, Malformed> {
         let boundary = parameter(content_type, "boundary").filter(|boundary| !boundary.is_empty());
         let boundary = boundary

@@ -31,10 +31,10 @@ pub(super) enum Source {
 /// A body in gzip.
 pub(super) struct Compressed {
     body: Incoming,
-    /// Not there while a thread has it, nor after the end.
+    /// The decoder; none while a thread has it, and after the end.
     decoder: Option<MultiGzDecoder<Vec<u8>>>,
     input: Bytes,
-    /// Decompressed on the way to the end of the first header.
+    /// Content that was decompressed while the first header was read.
     ready: Bytes,
     _permit: OwnedSemaphorePermit,
 }
@@ -96,7 +96,7 @@ impl Source {
 pub(super) struct Refused(pub(super) Failure, pub(super) Incoming);
 
 impl Refused {
-    /// Reads on as [`Source::drain`] does, and returns the reason.
+    /// Reads the rest of the body as [`Source::drain`] does, and returns the reason.
     pub(super) async fn drain(self) -> Failure {
         read_on(self.1).await;
         self.0

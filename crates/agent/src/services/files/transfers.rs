@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-/// Bytes that are read or written at once, at most. Each time costs a switch between two threads.
+/// The most bytes that are read or written in one step. Each time costs a switch between two threads.
 const CHUNK: usize = 256 * 1024;
 /// Bytes that one chunk of every transfer may come to together. A transfer holds two or three of them.
 const CHUNKS: usize = 8 * 1024 * 1024;

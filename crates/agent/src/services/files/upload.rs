@@ -49,13 +49,13 @@ impl Written {
     }
 }
 
-/// Where uploads go, and as whose.
+/// The settings of one upload: its user, and what is attached to its files.
 struct Upload<'a> {
     accounts: &'a Accounts,
     transfers: &'a Transfers,
     user: User,
     metadata: Arc<BTreeMap<String, String>>,
-    /// For the message about a full disk.
+    /// The length that the client announced, for the message about a full disk.
     announced: Option<String>,
 }
 
@@ -236,7 +236,7 @@ fn bad(message: String) -> Failure {
     Failure::new(StatusCode::BAD_REQUEST, message)
 }
 
-/// What became of making an entry at a path.
+/// The failure to create an entry at a path.
 fn not_made(what: &str, path: &Path, error: &io::Error) -> Failure {
     match space::shortage(error, path, Wanted::Entry) {
         Some(shortage) => Failure::new(StatusCode::INSUFFICIENT_STORAGE, shortage),
@@ -285,7 +285,7 @@ struct Target {
     file: Arc<File>,
     path: PathBuf,
     filling: Vec<u8>,
-    /// Empty, but with the room of the last piece.
+    /// An empty buffer with the capacity of the last piece.
     spare: Vec<u8>,
     writing: Option<JoinHandle<(Vec<u8>, io::Result<()>)>>,
     transfer: Transfer,

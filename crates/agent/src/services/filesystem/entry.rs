@@ -47,7 +47,7 @@ pub(super) fn read(path: &Path, shown: &Path, names: &Names) -> io::Result<Entry
     })
 }
 
-/// A path as clients get it.
+/// A path as text for clients.
 pub(super) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

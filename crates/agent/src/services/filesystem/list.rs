@@ -16,7 +16,7 @@ use super::work::Abandoned;
 use crate::transport::messages::MESSAGE_LIMIT;
 use crate::users::Names;
 
-/// Links that may follow each other; clients were promised that many, and the kernel follows 40.
+/// Links that may follow each other: a promise to clients; the kernel follows 40.
 const LINKS: usize = 255;
 
 /// The entries below `path`, to that depth: every directory before what is in it, names in byte order.
@@ -130,7 +130,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// Bytes that are left of the answer.
+/// Bytes that the answer may still grow by.
 struct Room(usize);
 
 impl Room {

@@ -37,9 +37,9 @@ pub(super) fn remove(path: &Path, abandoned: &Abandoned) -> io::Result<()> {
 
 /// A directory that is being emptied.
 struct Level {
-    /// Its name in the one above.
+    /// Name of the directory in its parent.
     name: CString,
-    /// Device and inode of the one above.
+    /// Device and inode of the parent.
     parent: (u64, u64),
 }
 
@@ -77,7 +77,8 @@ fn remove_below(parent: &Path, name: &OsStr, abandoned: &Abandoned) -> rustix::i
     Ok(())
 }
 
-/// Opens a directory to empty it; a name that is none any more is tried again as what it is.
+/// Opens a directory to empty it; where the name is no longer a directory, the directory before it is returned, to be
+/// read again.
 fn descend(from: OwnedFd, name: CString, levels: &mut Vec<Level>) -> rustix::io::Result<OwnedFd> {
     let parent = identity(&from)?;
     match rustix::fs::openat(&from, &name, DIRECTORY, Mode::empty()) {

@@ -40,13 +40,13 @@ use crate::transport::rpc::{Call, Writer};
 /// Characters of a watcher's name after the `w`.
 const NAME: usize = 20;
 
-/// All watches, and what they are made with.
+/// All watches of the agent.
 pub(super) struct Watchers {
     accounts: Rc<Accounts>,
     tasks: TaskTracker,
     walks: Arc<Semaphore>,
     count: Rc<Cell<usize>>,
-    /// Those that clients ask for news, by name. They stay until they are removed.
+    /// Watchers that clients poll for events, by name. They stay until they are removed.
     polled: RefCell<HashMap<String, Watcher>>,
     /// Bytes in all queues.
     queued: Rc<Cell<usize>>,

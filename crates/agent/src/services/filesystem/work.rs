@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use protocol::connect::{Code, Error};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Waits for that many permits.
+/// Waits for this many permits.
 pub(super) async fn permits(semaphore: &Arc<Semaphore>, count: usize) -> Result<OwnedSemaphorePermit, Error> {
     let count = u32::try_from(count).unwrap_or(u32::MAX);
     // None of them is ever closed.
@@ -38,9 +38,10 @@ impl Abandoned {
     /// # Errors
     /// `canceled` when no caller waits; so none sees it.
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self.is_true() {
-            false => Ok(()),
-            true => Err(Error::new(Code::Canceled, "context canceled")),
+        if self.is_true() {
+            Err(Error::new(Code::Canceled, "context canceled"))
+        } else {
+            Ok(())
         }
     }
 

@@ -22,7 +22,7 @@ use crate::transport::rpc::{self, Call, Writer};
 /// Where the events come from.
 pub(super) enum Events {
     Live(mpsc::Receiver<DataEvent>, Rc<Process>),
-    /// It is over, and this is how.
+    /// The process has ended, in this way.
     Ended(EndEvent),
 }
 
@@ -45,7 +45,7 @@ pub(super) struct EventStream {
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-/// The events of a process for this caller.
+/// Streams the events of a process to this caller.
 pub(super) fn stream(pid: u32, events: Events, call: &Call, writer: Writer) -> EventStream {
     EventStream {
         pid,

@@ -23,7 +23,7 @@ impl Input {
         Self::Pipe(RefCell::new(Some(Rc::new(writer))), Mutex::new(()))
     }
 
-    /// The pipe, if it is one that was not closed.
+    /// The pipe, if the input is one that was not closed.
     pub(crate) fn pipe(&self) -> Option<Rc<AsyncFd<OwnedFd>>> {
         match self {
             Self::Pipe(pipe, _) => pipe.borrow().clone(),
@@ -31,7 +31,7 @@ impl Input {
         }
     }
 
-    /// The terminal, if it is one.
+    /// The terminal, if the input is one.
     pub(crate) fn terminal(&self) -> Option<&AsyncFd<OwnedFd>> {
         match self {
             Self::Terminal(terminal, _) => Some(terminal),

@@ -13,7 +13,7 @@ const PLACES: [&str; 2] = [
     "/sys/fs/cgroup/memory/memory.oom_control",
 ];
 
-/// The count, and how much of it was reported.
+/// The kernel's counter of such kills, and how many of them were reported.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryKills {
     file: Option<File>,
@@ -21,7 +21,7 @@ pub(crate) struct MemoryKills {
 }
 
 impl MemoryKills {
-    /// The count of this sandbox.
+    /// Opens the counter of this sandbox.
     pub(crate) fn open() -> Self {
         Self {
             file: PLACES.iter().find_map(|path| File::open(path).ok()),
@@ -29,7 +29,7 @@ impl MemoryKills {
         }
     }
 
-    /// How many there were up to now.
+    /// Number of kills so far.
     pub(super) fn count(&self) -> u64 {
         let mut buffer = [0; 1024];
         let read = self.file.as_ref().and_then(|file| file.read_at(&mut buffer, 0).ok());

@@ -88,7 +88,7 @@ pub(super) async fn discard(file: Rc<AsyncFd<OwnedFd>>) {
     }
 }
 
-/// Some output; `None` at its end.
+/// Reads some output; `None` at its end.
 async fn read(file: &AsyncFd<OwnedFd>, limit: usize) -> Option<Bytes> {
     loop {
         let mut ready = file.readable().await.ok()?;

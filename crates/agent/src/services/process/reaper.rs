@@ -16,7 +16,7 @@ pub(crate) async fn run(mut signal: Signal, spawner: &SpawnerClient, table: &Tab
     }
 }
 
-/// Reaps some. Whether there may be more.
+/// Reaps a batch of processes, and returns whether there may be more. Whether there may be more.
 fn reap(spawner: &SpawnerClient, table: &Table) -> bool {
     // Code that makes processes faster than we reap them must not keep us from everything else.
     const AT_ONCE: usize = 256;

@@ -31,7 +31,7 @@ use crate::users::User;
 /// What is reported of a user's name, which the sandbox's root makes up.
 const USER_MAX: usize = 64;
 
-/// Everything that is known before the process exists.
+/// Everything about a start that is known before the process exists.
 struct Job {
     request: Request,
     cwd: PathBuf,
@@ -45,7 +45,7 @@ struct Job {
     share: Option<OwnedSemaphorePermit>,
 }
 
-/// What starts processes, and what that takes.
+/// Starts processes at the request of clients.
 pub(crate) struct Starter {
     pub(crate) accounts: Rc<Accounts>,
     pub(crate) settings: Rc<RefCell<AgentSettings>>,
@@ -53,7 +53,7 @@ pub(crate) struct Starter {
     pub(crate) event_queue: Rc<EventQueue>,
     pub(crate) table: Rc<Table>,
     pub(crate) memory_kills: MemoryKills,
-    /// Work that outlives the request that began it.
+    /// Tasks that outlive the request that began them.
     pub(crate) tasks: TaskTracker,
 }
 
@@ -117,7 +117,7 @@ impl Starter {
         }
     }
 
-    /// `KEY=value` of everything that the process gets, later sources over earlier ones.
+    /// Environment of a new process as `KEY=value`, in which later sources replace earlier ones.
     fn environment(&self, user: &User, envs: &BTreeMap<String, String>) -> Result<Vec<Vec<u8>>, Error> {
         let home = user.home.to_string_lossy().into_owned();
         let basics = [
@@ -225,7 +225,7 @@ fn end_of(process: &Process, since: Instant) -> AgentEvent {
     }
 }
 
-/// Kills a process at its deadline, and only it.
+/// Kills a process, and only this one, at its deadline.
 async fn end_at(deadline: Instant, process: Rc<Process>) {
     tokio::select! {
         () = tokio::time::sleep_until(deadline) => {

@@ -87,7 +87,7 @@ impl Ownership {
     }
 }
 
-/// Pipes for a process of this user. Without `stdin` it reads nothing.
+/// Creates pipes for a process of this user. Without `stdin` it reads nothing.
 pub(super) fn pipes(stdin: bool, uid: u32) -> io::Result<([OwnedFd; 3], Ends)> {
     let (stdin, input) = if stdin {
         let (reader, writer) = pipe(uid)?;
@@ -118,7 +118,7 @@ fn hand_over(file: &OwnedFd, uid: u32) {
     let _ = rustix::fs::fchown(file, Some(Uid::from_raw(uid)), None);
 }
 
-/// A terminal for a process of this user.
+/// Creates a terminal for a process of this user.
 pub(super) fn terminal(size: PtySize, uid: u32) -> io::Result<([OwnedFd; 3], Ends)> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master = rustix::pty::openpt(flags)?;
@@ -139,7 +139,7 @@ pub(super) fn terminal(size: PtySize, uid: u32) -> io::Result<([OwnedFd; 3], End
     ))
 }
 
-/// A size as the kernel takes it; more than it can count is the most it can.
+/// A size in the kernel's form; larger numbers become the largest that it can have.
 pub(super) fn window_size(size: PtySize) -> Winsize {
     let clamp = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
     Winsize {

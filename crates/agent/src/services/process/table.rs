@@ -29,10 +29,10 @@ const RETAINED: usize = 3000;
 /// A longer tag is not worth keeping after the end.
 const RETAINED_TAG: usize = 1024;
 
-/// One process.
+/// One process that a client has started.
 pub(crate) struct Process {
     pub(crate) pid: u32,
-    /// What the client asked for, as it asked.
+    /// The command as the client requested it.
     pub(crate) config: ProcessConfig,
     pub(crate) tag: Option<String>,
     pub(crate) input: Input,
@@ -40,10 +40,10 @@ pub(crate) struct Process {
     listeners: RefCell<Vec<mpsc::Sender<DataEvent>>>,
     /// Raw wait status, once reaped.
     status: Cell<Option<i32>>,
-    /// It ended because the sandbox had no memory left.
+    /// Whether the process ended because the sandbox had no memory left.
     out_of_memory: Cell<bool>,
     reaped: CancellationToken,
-    /// A client ended it on purpose, so its end need not wait for the end of its output.
+    /// A client ended the process on purpose, so its end need not wait for the end of its output.
     waived: Cell<bool>,
     /// Reaped and waived: its output is not read any more.
     cut: CancellationToken,
@@ -83,7 +83,7 @@ impl Process {
         }
     }
 
-    /// A channel for a listener that is not one yet.
+    /// Creates a channel for a listener, before it subscribes.
     pub(crate) fn channel() -> (mpsc::Sender<DataEvent>, mpsc::Receiver<DataEvent>) {
         mpsc::channel(QUEUE)
     }
@@ -122,7 +122,7 @@ impl Process {
         }
     }
 
-    /// Gives output to those listeners that have room.
+    /// Gives output to the listeners whose queue has space.
     pub(crate) fn publish_now(&self, event: &DataEvent) {
         for listener in self.listeners.borrow().iter() {
             let _ = listener.try_send(event.clone());
@@ -141,7 +141,7 @@ impl Process {
         }
     }
 
-    /// From here on the end does not wait for the output pipes, which descendants may hold open.
+    /// Lets the end no longer wait for the output pipes, which descendants may hold open.
     pub(crate) fn waive_output(&self) {
         self.waived.set(true);
         if self.is_reaped() {
@@ -149,18 +149,19 @@ impl Process {
         }
     }
 
-    /// Whether its end is a SIGKILL that no client asked for, its own or, as shells report it, that of the program
-    /// which it ran.
+    /// Whether the process ended by a SIGKILL that no client asked for, its own or, as shells report it, that of the
+    /// program which it ran.
     pub(crate) fn was_killed_by_another(&self) -> bool {
         !self.waived.get() && self.status.get().is_some_and(status::is_kill)
     }
 
-    /// Its end was for lack of memory.
+    /// Notes that the process ended because the sandbox had no memory left.
     pub(crate) fn note_out_of_memory(&self) {
         self.out_of_memory.set(true);
     }
 
-    /// Signals it, and only it. Does nothing once it was reaped, because its pid may be another's by then.
+    /// Signals the process, and only this one. Does nothing once it was reaped, because its pid may be another's by
+    /// then.
     ///
     /// # Errors
     /// Those of the system.
@@ -174,7 +175,7 @@ impl Process {
         }
     }
 
-    /// Waits until it was reaped.
+    /// Waits until the process was reaped.
     pub(crate) async fn reaped(&self) {
         self.reaped.cancelled().await;
     }
@@ -208,7 +209,7 @@ pub(crate) enum Found {
     Ended { pid: u32, end: EndEvent },
 }
 
-/// All processes.
+/// All processes that clients have started.
 #[derive(Default)]
 pub(crate) struct Table {
     /// By order of start, not by pid: a process whose output is still open keeps its place while its pid may be
@@ -288,7 +289,7 @@ impl Table {
         }
     }
 
-    /// Bytes that one event of a process may have: less, the more processes there are.
+    /// The most bytes that one event of a process may have: less, the more processes there are.
     pub(crate) fn event_limit(&self) -> usize {
         (EVENTS / self.live.borrow().len().max(1)).max(4096)
     }

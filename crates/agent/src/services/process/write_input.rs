@@ -11,15 +11,15 @@ use super::input::Input;
 use super::table::{Process, Table};
 use crate::transport::rpc::Inbox;
 
-/// `SendInput`.
+/// Serves `SendInput`.
 pub(super) async fn send(table: &Table, message: SendInputRequest) -> Result<Empty, Error> {
     let process = table.find_live(message.process.as_ref())?;
     write(&process, message.input.unwrap_or_default()).await?;
     Ok(Empty {})
 }
 
-/// `StreamInput`. The next piece is not read before the process took the last, so a client that sends faster than it
-/// reads has to wait.
+/// Serves `StreamInput`. The next piece is not read before the process took the last, so a client that sends faster
+/// than it reads has to wait.
 pub(super) async fn stream(table: &Table, inbox: &mut Inbox) -> Result<Empty, Error> {
     let mut process = None;
     while let Some(received) = inbox.next::<StreamInputRequest>().await? {
@@ -91,7 +91,7 @@ async fn write(process: &Process, input: ProcessInput) -> Result<(), Error> {
     written.map_err(|(what, reason)| Error::new(Code::Internal, format!("error writing to {what}: {reason}")))
 }
 
-/// Does some writing, unless the process ends first: a descendant may hold its input open and never read it.
+/// Runs a write, unless the process ends first: a descendant may hold its input open and never read it.
 async fn until_over<T>(process: &Process, write: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::select! {
         biased;
@@ -102,7 +102,7 @@ async fn until_over<T>(process: &Process, write: impl Future<Output = io::Result
 
 const CLOSED: &str = "stdin not enabled or closed";
 
-/// `CloseStdin`.
+/// Serves `CloseStdin`.
 pub(super) async fn close(table: &Table, message: CloseStdinRequest) -> Result<Empty, Error> {
     let process = table.find_live(message.process.as_ref())?;
     match &process.input {

@@ -15,7 +15,7 @@ use crate::transport::encoding::prefers_gzip;
 use crate::transport::http::Body;
 use crate::transport::messages::{MESSAGE_LIMIT, Message, MessageMemory};
 
-/// What both sides call it.
+/// Name of the coding in headers.
 const GZIP: HeaderValue = HeaderValue::from_static("gzip");
 /// Below this, in bytes, a message is one packet either way.
 const SMALL: usize = 1024;

@@ -46,7 +46,7 @@ impl Accounts {
             let (account, credentials) = builder
                 .create(&new, acme.directory.clone(), None)
                 .await
-                .context("make an account")?;
+                .context("create an account")?;
             self.write(&acme.contact, credentials).await?;
             return Ok(account);
         };
@@ -68,7 +68,7 @@ impl Accounts {
     /// # Errors
     /// When the file cannot be removed.
     pub(super) fn forget(&self) -> Result<()> {
-        tracing::warn!("the ACME server does not know the account: making another one");
+        tracing::warn!("the ACME server does not know the account: creating another one");
         self.dir.remove(&self.name)
     }
 
@@ -84,7 +84,7 @@ impl Accounts {
             let record = serde_json::from_slice(&content).ok();
             let record = record.with_context(|| {
                 let path = path.display();
-                format!("{path} holds no account; remove it to make a new one")
+                format!("{path} contains no account; remove it to create a new one")
             })?;
             Ok(Some(record))
         })

@@ -25,21 +25,21 @@ const KEPT: usize = 1024;
 /// How long stderr may stay open after its end, by a process that it left behind.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The program.
+/// A program of the operator that changes DNS records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hook {
     /// Its absolute path.
     pub(crate) path: PathBuf,
-    /// How long it may run.
+    /// How long the program may run.
     pub(crate) timeout: Duration,
 }
 
 /// What to do with a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Add it, beside others of the same name.
+    /// The record is added, beside others of the same name.
     Present,
-    /// Remove it.
+    /// The record is removed.
     Cleanup,
 }
 
@@ -55,7 +55,7 @@ impl Drop for Group {
 }
 
 impl Hook {
-    /// Why it cannot be run.
+    /// Why the program cannot be run; none if it can.
     pub(crate) fn problem(&self) -> Option<String> {
         let path = self.path.display();
         match std::fs::metadata(&self.path) {
@@ -67,14 +67,14 @@ impl Hook {
         }
     }
 
-    /// Whether users other than root can change it.
+    /// Why the program is not safe to run: users other than root can change it.
     pub(crate) fn exposure(&self) -> Option<String> {
         let file = std::fs::metadata(&self.path).ok()?;
         (file.mode() & 0o022 != 0 || file.uid() != 0)
             .then(|| format!("users other than root can change the DNS hook {}", self.path.display()))
     }
 
-    /// Runs it for one record.
+    /// Runs the program for one record.
     ///
     /// # Errors
     /// When it cannot be run, fails, or takes too long; with the end of what it wrote to stderr.
@@ -123,7 +123,7 @@ impl Hook {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => bail!("{}: {status}{}", said(), quoted(&tail)),
             Ok(Err(error)) => Err(error).with_context(said),
-            Err(_) => bail!("{}: no end after {:?}{}", said(), self.timeout, quoted(&tail)),
+            Err(_) => bail!("{}: did not end within {:?}{}", said(), self.timeout, quoted(&tail)),
         }
     }
 }

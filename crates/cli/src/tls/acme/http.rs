@@ -24,7 +24,7 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// Maximum size of a body: a chain of certificates has some kilobytes.
 const BODY: usize = 1 << 20;
 
-/// The client.
+/// An HTTP client for the ACME server.
 #[derive(Clone)]
 pub(super) struct Client(TlsConnector);
 
@@ -101,7 +101,7 @@ pub(super) fn trusted(ca: Option<&Path>) -> Result<RootCertStore> {
         roots.add(certificate.with_context(said)?).with_context(said)?;
     }
     if roots.is_empty() {
-        bail!("{} holds no certificate", path.display());
+        bail!("{} contains no certificate", path.display());
     }
     Ok(roots)
 }

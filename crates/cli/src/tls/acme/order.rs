@@ -48,11 +48,11 @@ pub(super) async fn obtain(acme: &Acme, accounts: &Accounts) -> Result<Pair> {
     authorized?;
 
     let key = KeyPair::generate().context("generate a private key")?;
-    let mut params = CertificateParams::new(acme.domains.clone()).context("make the request for the certificate")?;
+    let mut params = CertificateParams::new(acme.domains.clone()).context("create the certificate request")?;
     params.distinguished_name = DistinguishedName::new();
     let request = params
         .serialize_request(&key)
-        .context("make the request for the certificate")?;
+        .context("create the certificate request")?;
     order
         .finalize_csr(request.der())
         .await
@@ -83,12 +83,12 @@ async fn begin(acme: &Acme, accounts: &Accounts) -> Result<Order> {
 async fn authorize(acme: &Acme, order: &mut Order, records: &mut Vec<(String, String)>) -> Result<()> {
     let mut authorizations = order.authorizations();
     while let Some(authorization) = authorizations.next().await {
-        let mut authorization = authorization.context("read what is to be shown")?;
+        let mut authorization = authorization.context("read the challenge of a name")?;
         match authorization.status {
             // Shown for an earlier order.
             AuthorizationStatus::Valid => continue,
             AuthorizationStatus::Pending => {}
-            status => bail!("the server says {status:?} of a name that it should ask for"),
+            status => bail!("the server reports status {status:?} for a name that is to be validated"),
         }
         let challenge = authorization
             .challenge(ChallengeType::Dns01)
@@ -105,11 +105,11 @@ async fn authorize(acme: &Acme, order: &mut Order, records: &mut Vec<(String, St
     }
     let mut authorizations = order.authorizations();
     while let Some(authorization) = authorizations.next().await {
-        let mut authorization = authorization.context("read what is to be shown")?;
+        let mut authorization = authorization.context("read the challenge of a name")?;
         if authorization.status == AuthorizationStatus::Pending
             && let Some(mut challenge) = authorization.challenge(ChallengeType::Dns01)
         {
-            challenge.set_ready().await.context("ask for the validation")?;
+            challenge.set_ready().await.context("request the validation")?;
         }
     }
     let decided = order.poll_ready(&questions()).await;
@@ -121,7 +121,7 @@ async fn authorize(acme: &Acme, order: &mut Order, records: &mut Vec<(String, St
     }
 }
 
-/// Why names were refused, as the server says it.
+/// Why the server refused names, in its words.
 async fn reasons(order: &mut Order) -> String {
     let mut reasons = String::new();
     let mut authorizations = order.authorizations();

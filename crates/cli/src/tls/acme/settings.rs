@@ -1,4 +1,4 @@
-//! What the operator has configured for ACME, and what is wrong with it.
+//! The operator's configuration of ACME, and its problems.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) struct Acme {
     pub(crate) hook: Hook,
     /// How long records take to appear.
     pub(crate) dns_wait: Duration,
-    /// The CA certificates of the server, if it is not a public one.
+    /// The CA certificates of the server, if it has no public certificate.
     pub(crate) ca: Option<PathBuf>,
 }
 
@@ -57,7 +57,7 @@ impl Acme {
         self.hook.exposure()
     }
 
-    /// The validity of the stored certificate, if there is one for all names, and what is wrong with it.
+    /// The validity of the stored certificate, if there is one for all names, and the problem with it.
     pub(crate) fn state(&self, data_dir: &Path, now: Timestamp) -> Option<(Validity, Option<String>)> {
         let content = std::fs::read(data_dir.join(self.place()).join(CERTIFICATE)).ok()?;
         let stored = Stored::parse(&content)?;

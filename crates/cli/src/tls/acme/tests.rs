@@ -134,7 +134,7 @@ async fn a_hook_that_does_not_end_is_killed_with_its_children() {
         Duration::from_secs(1),
     );
     let error = script.run().await.unwrap_err();
-    assert!(error.contains("no end after 1s: waiting"), "{error}");
+    assert!(error.contains("did not end within 1s: waiting"), "{error}");
     let child = script.out().trim().to_owned();
     let begun = Instant::now();
     while runs(&child) {
@@ -143,7 +143,7 @@ async fn a_hook_that_does_not_end_is_killed_with_its_children() {
     }
 }
 
-/// A process that is no zombie.
+/// Whether a process exists and is not a zombie.
 fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ")

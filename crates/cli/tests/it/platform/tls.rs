@@ -1,4 +1,4 @@
-//! HTTPS from the first start on, as a client with nothing but `credentials-tls.env` meets it.
+//! HTTPS from the first start on, for a client with nothing but `credentials-tls.env`.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -108,7 +108,7 @@ fn standing(address: &str, authority: &Path) -> StreamOwned<ClientConnection, Tc
     stream
 }
 
-/// A request on it.
+/// Sends a request on a connection, and reads the answer.
 fn health(stream: &mut StreamOwned<ClientConnection, TcpStream>) {
     write!(stream, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut answer = Vec::new();

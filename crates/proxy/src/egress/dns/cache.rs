@@ -109,7 +109,7 @@ impl<T> Flights<T> {
 }
 
 impl<T: Clone> Flights<T> {
-    /// What one of the callers with this key gets. If that one is cancelled, the next one tries.
+    /// Returns the result that one of the callers with this key gets. If that one is cancelled, the next one tries.
     pub(super) async fn join(&self, key: &Key, ask: impl Future<Output = T>) -> T {
         let cell = self.cells.lock().entry(key.clone()).or_default().clone();
         let flight = Flight {
@@ -128,7 +128,7 @@ impl<T: Clone> Flights<T> {
 struct Flight<'a, T> {
     flights: &'a Flights<T>,
     key: &'a Key,
-    /// Present until it is dropped.
+    /// The cell of the flight, until this is dropped.
     cell: Option<Arc<OnceCell<T>>>,
 }
 

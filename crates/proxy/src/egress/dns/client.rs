@@ -1,4 +1,4 @@
-//! A sandbox as the resolver knows it: what it may resolve, what it was told, and how much it asks.
+//! State of a sandbox in the resolver: what it may resolve, what it was answered, and how much it asks.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -34,7 +34,7 @@ const MAX_FORWARDED: usize = 32;
 /// Addresses whose names are remembered, for logs.
 const MAX_NAMES: usize = 1024;
 
-/// One sandbox.
+/// The resolver's state of one sandbox.
 pub(crate) struct Client {
     policy: RwLock<Arc<EgressPolicy>>,
     default_allow: bool,
@@ -69,7 +69,7 @@ impl Beyond {
         self.changed.notify_one();
     }
 
-    /// Returns once there are some.
+    /// Returns once there are questions beyond the limits.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }

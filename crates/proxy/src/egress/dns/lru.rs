@@ -40,7 +40,7 @@ impl<K: Hash + Eq + Clone, V> Lru<K, V> {
         Some(value)
     }
 
-    /// Returns the value that the key had.
+    /// Inserts a value, and returns the one that the key had.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let replaced = self.remove(&key);
         self.uses += 1;

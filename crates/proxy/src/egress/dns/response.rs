@@ -48,12 +48,12 @@ pub(super) enum Received {
     Unrelated,
     /// The answer is too large for a datagram.
     Truncated,
-    /// An answer with an error in it.
+    /// A response that is an answer to the query, with an error in it.
     Malformed,
     Reply(ServerReply),
 }
 
-/// The answer to a query with this id and question.
+/// Parses the response to a query with this id and question.
 pub(super) fn receive(bytes: &[u8], id: u16, asked: &Query) -> Received {
     let Some(header) = bytes.first_chunk::<HEADER>() else {
         return Received::Unrelated;
@@ -102,10 +102,10 @@ pub(super) fn receive(bytes: &[u8], id: u16, asked: &Query) -> Received {
 /// A response to one question, with the time until which it is valid.
 #[derive(Debug)]
 pub(super) struct Response {
-    /// As bytes, which need less memory than records.
+    /// The message as bytes, which need less memory than records.
     message: Box<[u8]>,
     received: Instant,
-    /// In seconds.
+    /// Time to live of the response, in seconds.
     ttl: u32,
 }
 
@@ -118,7 +118,7 @@ pub(super) struct Records {
 }
 
 impl Response {
-    /// What a server said about a question.
+    /// Makes the response to a question of what a server replied.
     pub(super) fn new(asked: &Query, reply: ServerReply, now: Instant) -> Self {
         let mut answers = Vec::new();
         let (name, found) = take_answers(asked, reply.answers, &mut answers);
@@ -154,7 +154,7 @@ impl Response {
         }
     }
 
-    /// No server gave an answer.
+    /// The response where no server has answered.
     pub(super) fn failed(now: Instant) -> Self {
         Self {
             message: Box::default(),
@@ -163,7 +163,7 @@ impl Response {
         }
     }
 
-    /// The policy closes the name. It is for the one who asked, and is never kept.
+    /// The response where the policy closes the name. It is for the one who asked, and is never kept.
     pub(super) fn refused(now: Instant) -> Self {
         let message = Message::error_msg(0, OpCode::Query, ResponseCode::Refused);
         Self {

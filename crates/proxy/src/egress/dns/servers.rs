@@ -92,7 +92,7 @@ pub(super) struct Ipv6Route {
 }
 
 impl Ipv6Route {
-    /// Whether it has one, as of the last seconds.
+    /// Whether the host has a route for IPv6, as of the last seconds.
     pub(super) fn has_ipv6(&self) -> bool {
         let mut state = self.state.lock();
         let now = Instant::now();

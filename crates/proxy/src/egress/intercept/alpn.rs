@@ -5,7 +5,7 @@
 pub(super) enum Alpn {
     Http1,
     Http2,
-    /// None: HTTP/1.1 then.
+    /// No protocol was negotiated: HTTP/1.1 then.
     None,
 }
 

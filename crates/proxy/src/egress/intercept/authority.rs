@@ -38,10 +38,10 @@ const BEFORE: Duration = DAY.saturating_mul(30);
 /// How long a certificate is valid from when it is issued. With the time before, less than the 398 days that strict
 /// clients accept.
 const AFTER: Duration = DAY.saturating_mul(330);
-/// Age at which it is issued again.
+/// Age at which a certificate is issued again.
 const RENEW: Duration = DAY.saturating_mul(7);
 
-/// The largest scalar of P-256 is one less than this: the order of the group.
+/// Order of the group of P-256: the largest scalar is one less.
 const ORDER: [u8; 32] = [
     0xff, 0xff, 0xff, 0xff, 0x00, 0x00, 0x00, 0x00, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xbc, 0xe6, 0xfa,
     0xad, 0xa7, 0x17, 0x9e, 0x84, 0xf3, 0xb9, 0xca, 0xc2, 0xfc, 0x63, 0x25, 0x51,
@@ -77,7 +77,7 @@ pub fn authority_certificate(seed: &Secret) -> Result<String, AuthorityError> {
 /// The authority of a sandbox.
 pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// The key of all certificates that it issues. Made at random, unlike that of the authority.
+    /// The key of all certificates that the authority issues. Made at random, unlike that of the authority.
     key: KeyPair,
     issued: Mutex<HashMap<String, Issued>>,
 }
@@ -179,7 +179,7 @@ impl Authority {
     }
 }
 
-/// The time, as certificates have it.
+/// The current time for certificates: seconds since the Unix epoch.
 fn since_epoch() -> Duration {
     Duration::from_secs(UnixTime::now().as_secs())
 }

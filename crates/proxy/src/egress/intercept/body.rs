@@ -65,7 +65,7 @@ impl RequestBody {
         }
     }
 
-    /// Lets the body wait until the server wants it. The client sends it once it is read here.
+    /// Holds the body back until the server wants it. The client sends it once it is read here.
     pub(super) fn wait(&mut self, wanted: oneshot::Receiver<()>) {
         self.wait = Some(Wait {
             wanted,
@@ -150,7 +150,7 @@ enum Source {
 struct Masked {
     masker: Arc<Masker>,
     search: Search,
-    /// Bytes that are still searched.
+    /// Bytes of the body that are still to be searched.
     left: u64,
     /// Frames that come before the next one of the server.
     next: Option<Frame<Bytes>>,

@@ -69,7 +69,7 @@ impl Share {
         self.taken = None;
     }
 
-    /// What is left of the bytes before, if anything is.
+    /// Takes the bytes that were left of an earlier chunk, if any.
     pub(super) fn rest(&mut self) -> Option<Bytes> {
         let rest = std::mem::take(&mut self.rest);
         (!rest.is_empty()).then(|| self.count(rest))

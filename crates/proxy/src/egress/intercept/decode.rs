@@ -21,7 +21,7 @@ use super::error::BoxError;
 const PART: usize = 16 << 10;
 /// Codings that leave the bytes of a body as they are. `aws-chunked` is what object stores show of an upload.
 const PLAIN: [&str; 2] = ["identity", "aws-chunked"];
-/// Headers about the bytes of an encoded body, which are not true of the decoded one.
+/// Headers about the bytes of an encoded body, which are wrong for the decoded one.
 const OF_ENCODED: [HeaderName; 6] = [
     header::CONTENT_ENCODING,
     header::CONTENT_LENGTH,
@@ -34,7 +34,7 @@ const OF_ENCODED: [HeaderName; 6] = [
 /// How a body is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// Its bytes are those of the text.
+    /// The bytes of the body are its text.
     Plain,
     Gzip,
     Deflate,
@@ -103,9 +103,10 @@ impl Decoded {
     pub(super) fn new(inner: Incoming, is_gzip: bool, permit: OwnedSemaphorePermit) -> Self {
         Self {
             inner,
-            decoder: match is_gzip {
-                true => Decoder::Gzip(MultiGzDecoder::new(Vec::new())),
-                false => Decoder::Undecided(Vec::new()),
+            decoder: if is_gzip {
+                Decoder::Gzip(MultiGzDecoder::new(Vec::new()))
+            } else {
+                Decoder::Undecided(Vec::new())
             },
             input: Bytes::new(),
             is_begun: false,
@@ -180,9 +181,10 @@ impl Decoder {
             // The method, and a checksum of both bytes (RFC 1950 section 2.2).
             let is_zlib = one & 0xF == 8 && u16::from_be_bytes([one, two]) % 31 == 0;
             let first = std::mem::take(first);
-            *self = match is_zlib {
-                true => Self::Zlib(ZlibDecoder::new(Vec::new())),
-                false => Self::Raw(DeflateDecoder::new(Vec::new())),
+            *self = if is_zlib {
+                Self::Zlib(ZlibDecoder::new(Vec::new()))
+            } else {
+                Self::Raw(DeflateDecoder::new(Vec::new()))
             };
             self.writer().write_all(&first)?;
         }
@@ -221,7 +223,7 @@ impl Decoder {
         }
     }
 
-    /// Where decoded bytes are, until they are taken.
+    /// Buffer of decoded bytes that were not taken yet.
     fn output(&mut self) -> &mut Vec<u8> {
         match self {
             Self::Undecided(first) => first,

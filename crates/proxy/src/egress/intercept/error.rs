@@ -1,4 +1,4 @@
-//! The error of a request or a body, of which the library that serves HTTP only knows that it is one.
+//! Errors of a request or a body behind the error type of the HTTP library.
 
 use std::error::Error;
 

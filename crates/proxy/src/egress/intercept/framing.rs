@@ -51,7 +51,7 @@ struct Framing {
     line: Vec<u8>,
     /// Whether the last byte was a carriage return.
     has_return: bool,
-    /// What the current head has.
+    /// Framing headers of the current head.
     is_begun: bool,
     length: Option<u64>,
     is_chunked: bool,

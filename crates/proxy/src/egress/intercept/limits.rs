@@ -10,8 +10,9 @@ const WINDOW_BYTES_OF_MANY: u32 = (64 << 10) - 1;
 
 /// The windows of a stream and of a connection with HTTP/2.
 pub(super) const fn windows(stream: u32, is_of_many: bool) -> (u32, u32) {
-    match is_of_many {
-        true => (WINDOW_BYTES_OF_MANY, WINDOW_BYTES_OF_MANY),
-        false => (stream, stream * 4),
+    if is_of_many {
+        (WINDOW_BYTES_OF_MANY, WINDOW_BYTES_OF_MANY)
+    } else {
+        (stream, stream * 4)
     }
 }

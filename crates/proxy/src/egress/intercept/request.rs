@@ -304,7 +304,8 @@ async fn forward(
     Ok(Response::from_parts(parts, body))
 }
 
-/// Changes a request so that the answer is a whole text, as it is: only that can be searched for secrets.
+/// Changes a request so that the answer is a whole text without a coding: only such an answer can be searched for
+/// secrets.
 fn ask_for_searchable(headers: &mut HeaderMap, searched: u64) {
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     for name in FORMS {
@@ -373,7 +374,7 @@ fn relay_upgraded(session: &Arc<Session>, program: hyper::upgrade::OnUpgrade, se
     });
 }
 
-/// The target as a server gets it: with the host where HTTP/2 has it, and otherwise without.
+/// The target of the forwarded request: with the host for HTTP/2, and otherwise without.
 fn target(uri: &Uri, host: &str, port: u16, is_http2: bool) -> Uri {
     let path = uri.path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));

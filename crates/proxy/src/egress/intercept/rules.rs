@@ -1,4 +1,4 @@
-//! Which rule applies to a request, and the headers that it sets.
+//! Selection of the rule that applies to a request, and the headers that it sets.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -52,7 +52,7 @@ pub(super) struct Facts<'a> {
     /// The host and the port of its connection, which are those of the request.
     pub(super) host: &'a str,
     pub(super) port: u16,
-    /// The path as it was sent.
+    /// The path that the client sent.
     pub(super) path: &'a str,
     pub(super) query: Option<&'a str>,
     pub(super) headers: &'a HeaderMap,
@@ -65,7 +65,7 @@ impl Rules {
         Self { policy, prepared }
     }
 
-    /// Whether these are the rules of that policy.
+    /// Whether these rules were made of this policy.
     pub(super) fn are_of(&self, policy: &Arc<EgressPolicy>) -> bool {
         Arc::ptr_eq(&self.policy, policy)
     }

@@ -24,7 +24,7 @@ const DECODERS: usize = 64;
 pub(crate) struct Interceptor {
     connections: Arc<Semaphore>,
     decoders: Arc<Semaphore>,
-    /// For bodies of requests, and for those of responses: either goes on when the other cannot.
+    /// Memory for bodies of requests, and for those of responses: either goes on when the other cannot.
     held: [Budget; 2],
     requests: Rate,
     kept: Mutex<Kept>,
@@ -43,7 +43,7 @@ impl fmt::Debug for Interceptor {
 }
 
 impl Interceptor {
-    /// With the limits of connections at a time, and of requests.
+    /// Creates the state with the limits of connections at a time, and of requests.
     pub(crate) fn new(limits: &EgressLimits) -> Self {
         let most = usize::try_from(limits.intercepted).unwrap_or(usize::MAX);
         let burst = limits.requests_per_s.saturating_mul(EgressLimits::BURST_FACTOR);
@@ -106,7 +106,7 @@ impl Interceptor {
     }
 }
 
-/// How many requests of a connection are unfinished, and since when none is.
+/// Number of unfinished requests of a connection, and since when there is none.
 #[derive(Debug)]
 pub(super) struct Activity {
     requests: AtomicUsize,
@@ -130,7 +130,7 @@ impl Activity {
     }
 }
 
-/// A request that is unfinished, until it is dropped.
+/// Counts a request as unfinished until this is dropped.
 #[derive(Debug)]
 pub(super) struct InFlight(Arc<Activity>);
 

@@ -83,7 +83,7 @@ fn config(settings: &EgressSettings) -> ClientConfig {
 pub(super) enum Sender {
     Http1(Mutex<http1::SendRequest<RequestBody>>),
     Http2(http2::SendRequest<RequestBody>),
-    /// There is no connection, for this reason.
+    /// No connection could be made, for this reason.
     Failed(String),
 }
 

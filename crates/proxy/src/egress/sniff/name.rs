@@ -9,7 +9,8 @@ pub(super) enum End {
     NoName,
 }
 
-/// A name as clients write it. Not an address, also none in the forms that only some programs take for one.
+/// A domain name in the first bytes of a connection. Not an address, also none in the forms that only some programs
+/// take for one.
 pub(super) fn name(bytes: &[u8]) -> Result<String, End> {
     let text = std::str::from_utf8(bytes).map_err(|_| End::NoName)?;
     domain_name(text).ok_or(End::NoName)

@@ -91,7 +91,7 @@ fn random() -> Result<Bytes> {
     Ok(bytes.into())
 }
 
-/// Lines like those of a log.
+/// Text like that of a log, which can be compressed.
 fn text() -> Bytes {
     let mut text = String::new();
     let mut n = 0_u64;

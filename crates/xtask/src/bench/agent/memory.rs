@@ -13,12 +13,13 @@ use measure::table;
 use super::subject::{Subject, agent_of};
 use crate::bench::host::{self, Memory, Process};
 
-/// Number of processes, each with a client that follows it.
+/// Number of processes of the large measurement, each with a client that follows it.
 const PROCESSES: usize = 100;
 /// Time after which background work of the agent has finished.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// Measures. `before` are the agents that were there before the sandbox.
+/// Measures the memory of an agent that is idle, and of one with many processes. `before` are the agents that were
+/// there before the sandbox.
 pub(super) async fn measure(subject: &Subject, before: &[Process]) -> Result<String> {
     let (agent, alone) = fresh(subject, before).await?;
     let now = host::agents();
@@ -57,7 +58,7 @@ pub(super) async fn measure(subject: &Subject, before: &[Process]) -> Result<Str
     Ok(format!("\n{}", table::columns(&host::HEADER, rows)))
 }
 
-/// The agent of a sandbox that was just made, and its memory before anything was asked of it.
+/// Finds the agent of a sandbox that was just created, and its memory before any request.
 async fn fresh(subject: &Subject, before: &[Process]) -> Result<(Process, Memory)> {
     // Which of the new ones is ours, only a process in the sandbox tells, and after that the agent is not fresh.
     let fresh: Vec<_> = host::agents()

@@ -12,7 +12,7 @@ use protocol::connect::Codec;
 use super::subject::{Subject, agent_of};
 use crate::bench::host::{self, Watch};
 
-/// Measures.
+/// Measures memory and rate while a command writes output to clients of different speeds.
 pub(super) async fn measure(subject: &Subject, mb: u64, slow_mb_s: u64) -> Result<String> {
     let agent = agent_of(subject).await?;
     let mut lines = String::new();

@@ -20,7 +20,7 @@ const SCRIPT: &str = "for i in {1..50}; do echo line $i; read -r -t 0.1 _; done;
 /// Commands of which the time is taken while nothing else runs.
 const IDLE_COMMANDS: usize = 200;
 
-/// Measures.
+/// Measures streams: latency of short commands, and many streams at the same time.
 pub(super) async fn measure(subject: &Subject, streams: usize) -> Result<String> {
     let agent = agent_of(subject).await?;
     let mut client = Client::new(subject.platform.clone());

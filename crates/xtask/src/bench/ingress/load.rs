@@ -73,7 +73,7 @@ pub(super) async fn requests(address: SocketAddr, host: &str, connections: usize
     Ok(load)
 }
 
-/// The duration of a download of that many bytes.
+/// Downloads this many bytes, and returns how long it took.
 ///
 /// # Errors
 /// When it fails.

@@ -13,14 +13,14 @@ use crate::bench::host::Process;
 /// nginx, as a child of this process.
 pub(super) struct Nginx {
     pub(super) address: SocketAddr,
-    /// Its master.
+    /// Master process of nginx.
     pub(super) process: Process,
     child: Child,
     _directory: TempDir,
 }
 
 impl Nginx {
-    /// Starts it before a server.
+    /// Starts nginx as a reverse proxy before a server.
     ///
     /// # Errors
     /// When it is missing or does not listen within five seconds.

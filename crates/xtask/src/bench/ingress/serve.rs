@@ -107,7 +107,7 @@ fn answer(mut connection: TcpStream, sockets: &WebSockets) -> std::io::Result<()
     }
 }
 
-/// Returns each message of a WebSocket, until it ends.
+/// Sends each message of a WebSocket back, until its connection ends.
 async fn echo(mut connection: tokio::net::TcpStream) -> std::io::Result<()> {
     let mut sent = [0; websocket::SENT_BYTES];
     loop {
@@ -123,7 +123,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts it on a free port.
+    /// Starts the server on a free port.
     ///
     /// # Errors
     /// When it does not start.

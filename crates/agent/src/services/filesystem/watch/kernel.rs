@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 /// Bytes that are read from the kernel at once: up to a thousand events.
 const BATCH: usize = 16 * 1024;
-/// What is watched for.
+/// Events for which each directory is watched.
 pub(super) const EVENTS: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MOVED_TO)
     .union(WatchFlags::MOVED_FROM)
@@ -26,7 +26,7 @@ pub(super) const EVENTS: WatchFlags = WatchFlags::CREATE
 /// NFS, SMB (three magics) and FUSE, where changes by other machines cause no events here.
 const NETWORK: [u64; 5] = [0x6969, 0xFF53_4D42, 0x517B, 0xFE53_4D42, 0x6573_5546];
 
-/// One event as the kernel reports it.
+/// One event of inotify.
 #[derive(Debug)]
 pub(super) struct Raw {
     pub(super) watch: i32,
@@ -35,7 +35,7 @@ pub(super) struct Raw {
     pub(super) name: Option<OsString>,
 }
 
-/// Reads some of the events that are there.
+/// Reads a batch of pending events.
 ///
 /// # Errors
 /// `WouldBlock` when there are none.
@@ -59,12 +59,12 @@ pub(super) fn read_batch(inotify: &OwnedFd) -> io::Result<Vec<Raw>> {
     }
 }
 
-/// Whether this is not a directory any more, or never was one.
+/// Whether an error says that the path is not a directory, or no longer one.
 pub(super) fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
 }
 
-/// Whether other machines may change what is at this path.
+/// Whether the path is on a network file system, which other machines may change.
 ///
 /// # Errors
 /// `internal` when the file system does not say.

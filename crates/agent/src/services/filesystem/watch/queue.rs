@@ -50,7 +50,7 @@ pub(super) struct Queue {
     bytes: Cell<usize>,
     /// Bytes in all queues.
     all: Rc<Cell<usize>>,
-    /// Why nothing will follow.
+    /// The error after which no event follows.
     failure: RefCell<Option<Error>>,
     changed: Notify,
 }
@@ -99,13 +99,13 @@ impl Queue {
         Ok(())
     }
 
-    /// Says why nothing will follow.
+    /// Ends the queue with the error after which no event follows.
     pub(super) fn fail(&self, error: Error) {
         *self.failure.borrow_mut() = Some(error);
         self.changed.notify_one();
     }
 
-    /// The next event, if there is one.
+    /// Takes the next event, if there is one.
     ///
     /// # Errors
     /// Why there never will be.

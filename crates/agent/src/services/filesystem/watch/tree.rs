@@ -1,4 +1,4 @@
-//! What one watch watches: a directory, or all directories of a tree that grows, shrinks and is moved about.
+//! The directories of one watch: a single one, or all of a tree that grows, shrinks and is moved about.
 //!
 //! The kernel watches single directories. A new one is watched first and read then, so that whatever comes into it is
 //! seen one way or the other; what is found by reading is announced as created, and the kernel's event for the same
@@ -43,7 +43,7 @@ const KINDS: [(ReadFlags, i32); 5] = [
 
 /// One watched directory.
 struct Node {
-    /// The watch of the directory that it is in; the root is its own.
+    /// The watch of the parent directory; the root is its own.
     parent: i32,
     name: Arc<OsStr>,
     children: BTreeMap<Arc<OsStr>, i32>,
@@ -146,7 +146,7 @@ impl Tree {
         }
     }
 
-    /// Turns the kernel's events into those of clients, and follows what the tree does.
+    /// Turns the kernel's events into events for clients, and follows the changes of the tree.
     ///
     /// # Errors
     /// Why the watch cannot go on. Events from before are in the outbox nevertheless.
@@ -208,7 +208,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What happens to a directory itself. Below the root its parent reports it, too.
+    /// Handles an event about the root itself. Below the root its parent reports it, too.
     fn apply_to_root(&mut self, event: &Raw, out: &mut Outbox, names: &Names) -> Result<(), Error> {
         if event.watch != self.root_watch {
             return Ok(());
@@ -256,7 +256,7 @@ impl Tree {
         out.push(name, kind, entry)
     }
 
-    /// Watches directories and everything below them.
+    /// Watches directories and all directories below them.
     fn watch_all(&mut self, mut pending: Vec<(i32, OsString)>, found: &mut Found<'_>) -> Result<(), Error> {
         while let Some((parent, name)) = pending.pop() {
             let path = self.join(&self.relative(parent).join(&name));
@@ -284,7 +284,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Reads a directory that is watched since a moment ago. Directories in it become pending.
+    /// Reads a directory whose watch was just added. Directories in it become pending.
     fn read_directory(
         &mut self,
         watch: i32,
@@ -372,7 +372,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes a branch from its place and keeps watching it.
+    /// Removes a branch from its place in the tree, and keeps watching it.
     fn detach(&mut self, parent: i32, name: &OsStr) -> Option<i32> {
         self.nodes.get_mut(&parent)?.children.remove(name)
     }

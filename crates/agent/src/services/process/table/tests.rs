@@ -11,7 +11,7 @@ fn begin(table: &Table, pid: u32, tag: Option<&str>) -> u64 {
     table.insert(Rc::new(process))
 }
 
-/// A process that exits with this code.
+/// Adds a process that exits with this code.
 fn end(table: &Table, pid: u32, tag: Option<&str>, code: i32) {
     let id = begin(table, pid, tag);
     table.reaped(pid, code << 8, false);

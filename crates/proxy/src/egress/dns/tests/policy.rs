@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A client that may only resolve these.
+/// A client that may only resolve these domains.
 fn client_of(domains: &[&str]) -> Client {
     let policy = EgressPolicy {
         deny: vec![Cidr::ALL],
@@ -126,9 +126,12 @@ async fn other_types_are_forwarded() {
 
 #[tokio::test]
 async fn a_sandbox_with_many_queries_delays_only_itself() {
-    let silent = TestServer::start(|query, _| match query.queries[0].name.to_ascii().starts_with("slow") {
-        true => Vec::new(),
-        false => with(query, 30, &[a(1)]),
+    let silent = TestServer::start(|query, _| {
+        if query.queries[0].name.to_ascii().starts_with("slow") {
+            Vec::new()
+        } else {
+            with(query, 30, &[a(1)])
+        }
     })
     .await;
     let resolver = resolver(&silent);

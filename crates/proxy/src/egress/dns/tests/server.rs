@@ -20,7 +20,7 @@ pub(super) struct TestServer {
     pub(super) address: SocketAddr,
     pub(super) queries: Arc<Mutex<Vec<(Transport, Message)>>>,
     pub(super) received: Arc<Notify>,
-    /// Who sent the last datagram.
+    /// Address that sent the last datagram.
     pub(super) peer: Arc<Mutex<Option<SocketAddr>>>,
     _tasks: JoinSet<()>,
 }

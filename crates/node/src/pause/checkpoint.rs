@@ -152,7 +152,11 @@ impl Space {
             shared: Arc::clone(shared),
             bytes,
         };
-        let available = shared.driver.storage().disk_available()?.saturating_sub(shared.keep_free_bytes());
+        let available = shared
+            .driver
+            .storage()
+            .disk_available()?
+            .saturating_sub(shared.keep_free_bytes());
         Ok((
             (all <= available).then_some(space),
             available.saturating_sub(all - bytes),

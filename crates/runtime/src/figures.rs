@@ -16,7 +16,7 @@ use rustix::time::ClockId;
 pub(crate) struct Figures {
     /// The descriptor on which the kernel sends requests.
     pub(crate) kernel: OwnedFd,
-    /// The mount.
+    /// The mount of the file system with the figures.
     pub(crate) mount: OwnedFd,
 }
 

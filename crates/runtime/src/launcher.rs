@@ -336,16 +336,18 @@ impl Launcher {
         let net = namespace("net").during("open the network namespace")?;
         stages.end("clone");
 
-        let disk = match on_kept_disk {
-            true => self.kept_disk(name)?,
-            false => self.make_disk(name, rootfs, resources.disk_mb)?,
+        let disk = if on_kept_disk {
+            self.kept_disk(name)?
+        } else {
+            self.make_disk(name, rootfs, resources.disk_mb)?
         };
         sys::mount_setattr(disk.as_fd(), false, attr::IDMAP, Some(user.as_fd())).during("map the disk's ids")?;
         stages.end("disk");
         let overlays = self.overlays(rootfs, disk.as_fd(), user.as_fd(), base_id)?;
-        let figures = match self.figures {
-            true => Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?,
-            false => None,
+        let figures = if self.figures {
+            Figures::make(Path::new(HOST_DEV)).during("mount the FUSE file system")?
+        } else {
+            None
         };
         let fixtures = BootId::new().and_then(|boot_id| self.make_fixtures(&processors, &boot_id));
         let fixtures = fixtures.during("create the fixtures")?;
@@ -375,9 +377,10 @@ impl Launcher {
             .and_then(|namespace| wire::send(setup.as_fd(), b"groups", &[namespace.as_fd()]));
         if let Err(error) = joined {
             // Either fails as well when the child has failed meanwhile, which then has said why.
-            return match has_report(setup.as_fd()) {
-                true => Err(reported(wait.receive(setup.as_fd()).during("set up")?)).during("set up"),
-                false => Err(error),
+            return if has_report(setup.as_fd()) {
+                Err(reported(wait.receive(setup.as_fd()).during("set up")?)).during("set up")
+            } else {
+                Err(error)
             };
         }
         if let Some(figures) = figures {
@@ -407,14 +410,16 @@ impl Launcher {
         base_id: u32,
     ) -> io::Result<Vec<OwnedFd>> {
         // Once for all overlays: a detached mount cannot be attached again.
-        let _disk_at = match self.layer_fds {
-            true => None,
-            false => Some(Attached::at(place::DISK, disk).during("attach the disk")?),
+        let _disk_at = if self.layer_fds {
+            None
+        } else {
+            Some(Attached::at(place::DISK, disk).during("attach the disk")?)
         };
         // Opened once, so that all layers are of one version.
-        let base = match rootfs.has_base() {
-            true => format!("{BASE}/{}", base::CURRENT),
-            false => place::EMPTY.to_owned(),
+        let base = if rootfs.has_base() {
+            format!("{BASE}/{}", base::CURRENT)
+        } else {
+            place::EMPTY.to_owned()
         };
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
         let base = rustix::fs::open(base, flags, Mode::empty()).during("open the base")?;
@@ -533,9 +538,10 @@ impl Drop for Attached {
 /// to restore it.
 fn reset_oom_score() -> io::Result<()> {
     const FILE: &str = "/proc/self/oom_score_adj";
-    match std::fs::read_to_string(FILE)?.starts_with('-') {
-        true => write_at(CWD, FILE, "0"),
-        false => Ok(()),
+    if std::fs::read_to_string(FILE)?.starts_with('-') {
+        write_at(CWD, FILE, "0")
+    } else {
+        Ok(())
     }
 }
 

@@ -151,9 +151,10 @@ impl Entry {
         if block.iter().all(|byte| *byte == 0) {
             let second = next_block(from)?;
             let more = from.read(&mut [0])?;
-            return match second.iter().all(|byte| *byte == 0) && more == 0 {
-                true => Ok(None),
-                false => Err(invalid("something follows its end")),
+            return if second.iter().all(|byte| *byte == 0) && more == 0 {
+                Ok(None)
+            } else {
+                Err(invalid("something follows its end"))
             };
         }
         check(&block)?;
@@ -351,9 +352,10 @@ fn check(block: &[u8; BLOCK]) -> Result<(), Failure> {
     if &block[257..265] != b"ustar\x0000" || is_device || block[345..].iter().any(|byte| *byte != 0) {
         return Err(invalid("an entry is not one of a layer"));
     }
-    match octal(&block[148..156])? == checksum(block) {
-        true => Ok(()),
-        false => Err(invalid("a checksum is wrong")),
+    if octal(&block[148..156])? == checksum(block) {
+        Ok(())
+    } else {
+        Err(invalid("a checksum is wrong"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which files of a data directory make up what a backup copies, as paths below it.
+//! The files of a data directory that a backup copies, as paths below it.
 //!
 //! Layers are not among them: their archives are what is copied of those.
 

@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::rand::GetRandomFlags;
 use serde::{Deserialize, Serialize};
 
-/// Where programs read it.
+/// Path at which programs read the boot id.
 pub(crate) const POINT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Positions of the hyphens in the text of an id.
@@ -28,7 +28,7 @@ const LENGTH: usize = 36;
 pub(crate) struct BootId(String);
 
 impl BootId {
-    /// A new one.
+    /// Creates a random boot id.
     ///
     /// # Errors
     /// When the kernel has no random numbers.
@@ -48,9 +48,12 @@ impl BootId {
     /// The id in a text, which may have a line end.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let text = text.trim_end();
-        let is_valid = |(at, character): (usize, char)| match HYPHENS.contains(&at) {
-            true => character == '-',
-            false => matches!(character, '0'..='9' | 'a'..='f'),
+        let is_valid = |(at, character): (usize, char)| {
+            if HYPHENS.contains(&at) {
+                character == '-'
+            } else {
+                matches!(character, '0'..='9' | 'a'..='f')
+            }
         };
         (text.len() == LENGTH && text.char_indices().all(is_valid)).then(|| Self(text.to_owned()))
     }

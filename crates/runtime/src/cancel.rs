@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 pub struct Cancel(OwnedFd);
 
 impl Cancel {
-    /// One that is not requested yet.
+    /// Creates a cancellation that is not requested yet.
     ///
     /// # Errors
     /// When the process has no descriptors left.
@@ -21,27 +21,28 @@ impl Cancel {
         Ok(Self(rustix::event::eventfd(0, flags)?))
     }
 
-    /// Requests it.
+    /// Requests the cancellation.
     pub fn request(&self) {
         // Fails only once it has been requested as often as the kernel can count.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Whether it was requested.
+    /// Whether the cancellation was requested.
     #[must_use]
     pub fn is_requested(&self) -> bool {
         let mut poll = [PollFd::new(&self.0, PollFlags::IN)];
         rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Fails if it was requested.
+    /// Fails if the cancellation was requested.
     ///
     /// # Errors
     /// [`io::ErrorKind::ConnectionAborted`].
     pub(crate) fn check(&self) -> io::Result<()> {
-        match self.is_requested() {
-            true => Err(Self::error()),
-            false => Ok(()),
+        if self.is_requested() {
+            Err(Self::error())
+        } else {
+            Ok(())
         }
     }
 
@@ -77,13 +78,13 @@ impl Cancel {
 /// What became of work that a cancellation was waited for with.
 #[derive(Debug)]
 pub enum Raced<T> {
-    /// It is done.
+    /// The work is done.
     Done(T),
-    /// It was cancelled. The work goes on until it notices.
+    /// The work was cancelled. The work goes on until it notices.
     Cancelled(JoinHandle<T>),
 }
 
-/// Requests it when dropped.
+/// Requests the cancellation when dropped.
 struct Done(Arc<Cancel>);
 
 impl Drop for Done {
@@ -93,7 +94,7 @@ impl Drop for Done {
 }
 
 impl AsFd for Cancel {
-    /// Readable once it was requested.
+    /// The descriptor becomes readable once the cancellation was requested.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -322,7 +322,7 @@ impl Tree {
         }
     }
 
-    /// Removes the tree, if it is empty.
+    /// Removes the tree of groups, if it is empty.
     pub(crate) fn remove(&self) {
         let mut attempts = REMOVE_ATTEMPTS;
         for root in self.roots().into_iter().chain(self.cpuset()) {

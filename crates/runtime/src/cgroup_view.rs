@@ -29,7 +29,7 @@ pub(crate) struct Shown {
     pub(crate) tree: PathBuf,
     /// Path below `/sys/fs/cgroup`; empty for that directory itself.
     pub(crate) name: String,
-    /// Which group of that tree it is.
+    /// Processes that the group contains.
     pub(crate) scope: Scope,
 }
 
@@ -54,9 +54,9 @@ impl Shown {
 /// Which processes are in the group that a sandbox sees of a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The workload's.
+    /// Processes of the workload.
     Workload,
-    /// The sandbox's own, with the agent's use in it.
+    /// All processes of the sandbox, the agent's included.
     Sandbox,
 }
 

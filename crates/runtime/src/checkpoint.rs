@@ -46,14 +46,14 @@ pub(crate) const ABOUT: &str = "about.json";
 /// What an image was written from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct About {
-    /// The host.
+    /// Features of the host on which the image was written.
     #[serde(flatten)]
     pub(crate) host: HostFeatures,
     /// Hash of the agent's program.
     pub(crate) agent: String,
     /// Mount points, in the order of their names in the image.
     pub(crate) mounts: Vec<String>,
-    /// The run. Earlier versions noted none.
+    /// The run of the sandbox that was written. Earlier versions noted none.
     #[serde(default)]
     pub(crate) run: Option<Run>,
 }
@@ -88,7 +88,7 @@ impl About {
         Ok(serde_json::from_slice(&std::fs::read(image.join(ABOUT))?)?)
     }
 
-    /// The boot id of a sandbox that is restored: that of before, or a new one if it is a copy of the sandbox that was written.
+    /// Boot id for a restore: the one from before, or a new one if it is a copy of the sandbox that was written.
     pub(crate) fn boot_id(&self, of: &SandboxId) -> io::Result<BootId> {
         match &self.run {
             Some(run) if run.sandbox == of.to_string() => Ok(run.boot_id.clone()),

@@ -342,7 +342,7 @@ impl Spare {
         })
     }
 
-    /// Gives it to a sandbox. An existing image is never overwritten.
+    /// Gives the disk to a sandbox. An existing image is never overwritten.
     pub(crate) fn into_disk(mut self, disk: &DiskId) -> io::Result<OwnedFd> {
         let mount = self.mount.try_clone()?;
         let (dir, flags) = (&self.data_dir, RenameFlags::NOREPLACE);

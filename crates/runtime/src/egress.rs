@@ -49,7 +49,7 @@ pub struct EgressSockets {
 }
 
 impl EgressSockets {
-    /// Opens them in this network namespace.
+    /// Opens the sockets in this network namespace.
     ///
     /// # Errors
     /// When the kernel does not support it, or port 1 of the namespace is in use.

@@ -18,7 +18,7 @@ use crate::{mounting, mounts};
 pub(crate) struct Figures {
     /// The descriptor on which the kernel sends requests.
     pub(crate) kernel: OwnedFd,
-    /// The mount.
+    /// The mount of the file system with the figures.
     pub(crate) mount: OwnedFd,
 }
 

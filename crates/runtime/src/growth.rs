@@ -41,7 +41,7 @@ pub struct Disk {
     pub used_bytes: u64,
     /// Free space of its file system, in bytes.
     pub free_bytes: u64,
-    /// Free space that it may still promise, in bytes.
+    /// Free space that the file system may still promise to files, in bytes.
     pub allowed_bytes: u64,
 }
 

@@ -50,7 +50,7 @@ impl ProcessIdentity {
         Self::of(std::process::id().cast_signed())
     }
 
-    /// Its pid.
+    /// Pid of the process.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
@@ -108,7 +108,7 @@ impl AgentRecord {
         })
     }
 
-    /// The pid, if it still belongs to the agent.
+    /// Pid of the agent, if it still runs.
     pub(crate) fn living(&self) -> Option<i32> {
         let pid = self.process.pid();
         let program = fs::metadata(format!("/proc/{pid}/exe")).ok()?;

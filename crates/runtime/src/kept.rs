@@ -40,7 +40,7 @@ pub(crate) struct KeptDisks {
 }
 
 impl KeptDisks {
-    /// Those of a data directory.
+    /// Opens the kept disks of a data directory.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -69,8 +69,8 @@ impl KeptDisks {
         sync(&self.dir)
     }
 
-    /// The same for a disk that does not have to survive a power cut: a sandbox is started on it at once. Returns its
-    /// directory.
+    /// Notes a disk that does not have to survive a power cut, like [`Self::keep`]: a sandbox is started on it
+    /// immediately. Returns its directory.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -92,7 +92,7 @@ impl KeptDisks {
         self.path(id, disk).join(IMAGE)
     }
 
-    /// The image that is being written.
+    /// Path of the image while it is written.
     pub(crate) fn unfinished_image(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
         self.path(id, disk).join(UNFINISHED_IMAGE)
     }
@@ -126,8 +126,8 @@ impl KeptDisks {
         Ok(())
     }
 
-    /// The same for an image that does not count after a power cut anyway: nothing but [`Self::note`] was called for its
-    /// sandbox.
+    /// Forgets an image like [`Self::forget_image`], if it does not count after a power cut anyway: nothing but
+    /// [`Self::note`] was called for its sandbox.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -174,7 +174,7 @@ impl KeptDisks {
         fs::read_to_string(self.path(id, disk).join(BASE)).ok()
     }
 
-    /// Notes it.
+    /// Notes the version of `base` below a disk.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -198,7 +198,7 @@ impl KeptDisks {
         Ok(kept)
     }
 
-    /// Forgets a disk, and removes what is kept beside it.
+    /// Forgets a disk, and removes the files that are kept beside it.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -232,9 +232,10 @@ impl KeptDisks {
 
 fn parse(name: &str) -> Option<(SandboxId, DiskId)> {
     let (id, disk) = name.split_once('.')?;
-    match name.starts_with(REMOVED) {
-        true => None,
-        false => Some((id.parse().ok()?, disk.parse().ok()?)),
+    if name.starts_with(REMOVED) {
+        None
+    } else {
+        Some((id.parse().ok()?, disk.parse().ok()?))
     }
 }
 

@@ -239,9 +239,10 @@ impl Launcher {
 /// to restore it.
 fn reset_oom_score() -> io::Result<()> {
     const FILE: &str = "/proc/self/oom_score_adj";
-    match std::fs::read_to_string(FILE)?.starts_with('-') {
-        true => write_at(CWD, FILE, "0"),
-        false => Ok(()),
+    if std::fs::read_to_string(FILE)?.starts_with('-') {
+        write_at(CWD, FILE, "0")
+    } else {
+        Ok(())
     }
 }
 

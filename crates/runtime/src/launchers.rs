@@ -39,7 +39,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long launchers of an earlier platform may take to notice its end before they are killed.
 const LOCK_GRACE: Duration = Duration::from_secs(1);
-/// How long the lock may stay held after that.
+/// How long the lock may stay held after the launchers were killed.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts to take the lock, at platform start only.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
@@ -81,7 +81,7 @@ struct Pool {
 
 #[derive(Debug, Default)]
 struct Free {
-    /// Those that wait for a request; the one that has done so the longest is the first.
+    /// Launchers that wait for a request; the one that has waited the longest is the first.
     ready: VecDeque<LauncherProcess>,
     /// How many more the pool may have: those that were not needed yet, and those that could not be replaced.
     missing: usize,
@@ -257,9 +257,10 @@ impl LauncherPool {
     /// # Errors
     /// When the launcher does not reply in time.
     pub(crate) fn request(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
-        let pool = match request.restores() {
-            true => &self.restores,
-            false => &self.starts,
+        let pool = if request.restores() {
+            &self.restores
+        } else {
+            &self.starts
         };
         let mut launcher = match pool.take() {
             Some(launcher) => launcher,
@@ -329,7 +330,7 @@ impl LauncherPool {
 #[derive(Debug)]
 pub(crate) struct Once {
     process: LauncherProcess,
-    /// It has something to put back when it is given up.
+    /// Whether the process has something to put back when it is given up.
     notices_end: bool,
     has_put_back: bool,
 }
@@ -348,7 +349,8 @@ impl Once {
         self.ask_and_poll(request, deadline, is_cancelled, None)
     }
 
-    /// As [`Self::ask`]. When it is cancelled, the process is told, and this waits until it has put everything back.
+    /// Sends a request and waits for the reply, like [`Self::ask`]. When it is cancelled, the process is told, and this
+    /// waits until it has put everything back.
     ///
     /// # Errors
     /// When it does not reply, and when it is cancelled.
@@ -436,7 +438,7 @@ impl Once {
 struct LauncherProcess {
     socket: OwnedFd,
     process: Child,
-    /// It did not reply in time, so it will not notice that its socket closes either.
+    /// Whether the process did not reply in time, so that it will not notice that its socket closes either.
     stuck: bool,
 }
 

@@ -169,9 +169,10 @@ impl Layers {
                     used = Some(self.used()?);
                 }
                 let is_used = layer_of(id).is_some_and(|id| used.as_ref().is_some_and(|used| used.contains(&id)));
-                match is_used {
-                    true => is_tidy = false,
-                    false => self.delete(&name)?,
+                if is_used {
+                    is_tidy = false;
+                } else {
+                    self.delete(&name)?;
                 }
             }
         }

@@ -39,7 +39,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Its directory.
+    /// Directory of the memory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -56,7 +56,7 @@ impl Memory {
 }
 
 impl Memories {
-    /// Those of a data directory.
+    /// Opens the memories of a data directory.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -90,7 +90,7 @@ impl Memories {
         })
     }
 
-    /// That of a build.
+    /// Finds the memory of a build.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -98,7 +98,7 @@ impl Memories {
         Ok(self.list()?.into_iter().find(|memory| memory.build == *build))
     }
 
-    /// All of them, in the order of their builds.
+    /// Lists all memories, in the order of their builds.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -115,7 +115,7 @@ impl Memories {
         Ok(found)
     }
 
-    /// Removes one. Its disk is left.
+    /// Removes the memory of a build. Its disk is left.
     ///
     /// # Errors
     /// When the directory cannot be written.

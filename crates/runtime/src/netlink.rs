@@ -216,9 +216,10 @@ pub(crate) fn configure(kind: &str) -> io::Result<()> {
 /// the outside, it refuses what arrives for an address outside only if that is in the table of local addresses: the
 /// refusal has that address as its source.
 pub(crate) fn answer_for_all(is_on: bool) -> io::Result<()> {
-    let (kind, flags, what) = match is_on {
-        true => (RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, "answer for all addresses"),
-        false => (RTM_DELROUTE, 0, "answer for own addresses alone"),
+    let (kind, flags, what) = if is_on {
+        (RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, "answer for all addresses")
+    } else {
+        (RTM_DELROUTE, 0, "answer for own addresses alone")
     };
     let families = [libc::AF_INET, libc::AF_INET6];
     let requests = families.map(|family| Request {

@@ -24,9 +24,9 @@ const STEP: u64 = 64 << 20;
 pub struct PagedOut {
     /// Memory that the sandbox used before, in bytes.
     pub before_bytes: u64,
-    /// Memory that it uses now, in bytes.
+    /// Memory that the sandbox uses now, in bytes.
     pub after_bytes: u64,
-    /// How long it took.
+    /// How long moving the memory took.
     pub took: Duration,
 }
 

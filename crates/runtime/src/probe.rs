@@ -13,7 +13,7 @@ use crate::{base, container};
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// No gap.
+    /// The host has no gap.
     Ok,
     /// The platform runs, but something is weaker, slower or missing.
     Degraded,
@@ -26,7 +26,7 @@ pub enum Status {
 pub struct Check {
     /// What was checked.
     pub name: &'static str,
-    /// Outcome.
+    /// Outcome of the check.
     pub status: Status,
     /// What was found.
     pub detail: String,

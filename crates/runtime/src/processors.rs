@@ -30,7 +30,7 @@ const EMPTY_LISTS: [&str; 2] = ["offline", "isolated"];
 pub(crate) struct View {
     /// Processor numbers of the host, ascending.
     pub(crate) numbers: Vec<u32>,
-    /// The files that list them; `None` where the host's own files are the same.
+    /// The files that list the processors; `None` where the host's own files are the same.
     pub(crate) files: Option<ProcessorFiles>,
 }
 

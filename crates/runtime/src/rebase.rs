@@ -124,10 +124,7 @@ impl Walk<'_> {
     fn empty(&mut self, index: &OwnedFd) -> io::Result<()> {
         for (name, is_dir) in entries(index)? {
             self.count()?;
-            let flags = match is_dir {
-                true => AtFlags::REMOVEDIR,
-                false => AtFlags::empty(),
-            };
+            let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             rustix::fs::unlinkat(index, &name, flags)?;
         }
         Ok(())

@@ -69,7 +69,7 @@ pub(crate) type Blocks = BTreeMap<u32, Held>;
 /// What has a region.
 #[derive(Debug, PartialEq, Eq)]
 enum Holder {
-    /// Data directories that have blocks of it.
+    /// Data directories that have blocks of the region.
     Shared,
     /// A data directory of an earlier version; empty when its platform died before it had written it.
     Whole(PathBuf),
@@ -276,9 +276,10 @@ impl Registry {
     /// Removes the entry of a shared region of which nobody has a block any more.
     fn tidy(&self, region: Region) -> io::Result<()> {
         let is_shared = self.region_holder(region) == Some(Holder::Shared);
-        match is_shared && region.blocks().all(|block| self.block_holder(block).is_none()) {
-            true => fs::remove_file(self.region_entry(region)),
-            false => Ok(()),
+        if is_shared && region.blocks().all(|block| self.block_holder(block).is_none()) {
+            fs::remove_file(self.region_entry(region))
+        } else {
+            Ok(())
         }
     }
 
@@ -292,9 +293,10 @@ impl Registry {
 
     fn region_holder(&self, region: Region) -> Option<Holder> {
         let bytes = fs::read(self.region_entry(region)).ok()?;
-        Some(match bytes == SHARED.as_bytes() {
-            true => Holder::Shared,
-            false => Holder::Whole(path_of(&bytes)),
+        Some(if bytes == SHARED.as_bytes() {
+            Holder::Shared
+        } else {
+            Holder::Whole(path_of(&bytes))
         })
     }
 

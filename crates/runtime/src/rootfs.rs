@@ -12,7 +12,8 @@ pub(crate) const LAYERS_MAX: usize = 16;
 /// The root file system of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rootfs {
-    /// In the order in which they are mounted: the first at `/`, each other at a directory of those before it.
+    /// The overlays, in the order in which they are mounted: the first at `/`, each other at a directory of those
+    /// before it.
     pub overlays: Vec<Overlay>,
 }
 
@@ -87,7 +88,7 @@ const IMAGE: &str = "image";
 pub(crate) struct Source {
     pub(crate) upper: String,
     pub(crate) part: Part,
-    /// The stored layers below it, topmost first.
+    /// The stored layers below the overlay, topmost first.
     pub(crate) layers: Vec<LayerId>,
     /// Whether anything may lie below the result, so that it has to say what is deleted.
     pub(crate) has_below: bool,
@@ -136,9 +137,12 @@ impl Rootfs {
     /// `base` with two file systems: `to` at `/mnt`, which alone becomes a layer, and `from` at `/media`.
     #[must_use]
     pub fn copy(to: &LayerStack, from: &LayerStack) -> Self {
-        let of = |stack: &LayerStack| match stack.base {
-            true => Self::above_base(&stack.layers),
-            false => Self::without_base(&stack.layers),
+        let of = |stack: &LayerStack| {
+            if stack.base {
+                Self::above_base(&stack.layers)
+            } else {
+                Self::without_base(&stack.layers)
+            }
         };
         let mut rootfs = Self::base();
         for overlay in &mut rootfs.overlays {
@@ -190,9 +194,10 @@ impl Rootfs {
         let is_import = self.overlays.iter().any(|overlay| overlay.upper == IMAGE);
         let parts = [Part::Root, Part::Usr];
         let sources = self.overlays.iter().filter_map(|overlay| {
-            let part = match is_import {
-                true => (overlay.upper == IMAGE).then_some(Part::Root)?,
-                false => parts.into_iter().find(|part| part.as_str() == overlay.upper)?,
+            let part = if is_import {
+                (overlay.upper == IMAGE).then_some(Part::Root)?
+            } else {
+                parts.into_iter().find(|part| part.as_str() == overlay.upper)?
             };
             let layers = overlay.layers.iter().filter_map(|layer| match layer {
                 Layer::Stored { layer, .. } if merge => Some(layer.clone()),
@@ -208,7 +213,7 @@ impl Rootfs {
         sources.collect()
     }
 
-    /// Checks whether it can be mounted.
+    /// Checks whether the file system can be mounted.
     ///
     /// # Errors
     /// When it cannot, with the reason for the operator.

@@ -30,7 +30,7 @@ const TOP: [(&str, u32); 7] = [
     ("run/ringfence", 0o755),
     ("sys", 0o555),
 ];
-/// Directories below them.
+/// Directories of the lower part of the skeleton, with their modes.
 const BOTTOM: [(&str, u32); 7] = [
     ("", 0o755),
     ("etc", 0o755),
@@ -41,12 +41,12 @@ const BOTTOM: [(&str, u32); 7] = [
     ("var/tmp", 0o1777),
 ];
 
-/// The directory of the version of this program.
+/// Path of the skeleton for this version of the program.
 pub(crate) fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("skeleton").join(VERSION)
 }
 
-/// Name of a directory of it.
+/// Name of a directory of the skeleton.
 pub(crate) const fn name(part: Skeleton) -> &'static str {
     match part {
         Skeleton::Top => "top",

@@ -100,18 +100,19 @@ impl Block {
 pub(crate) struct Name {
     /// The sandbox.
     pub(crate) id: SandboxId,
-    /// Its slot.
+    /// Slot of the sandbox.
     pub(crate) slot: Slot,
-    /// Its disk.
+    /// Disk of the sandbox.
     pub(crate) disk: DiskId,
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.id, self.slot.0)?;
-        match self.is_of_earlier_version() {
-            true => Ok(()),
-            false => write!(f, ".{}", self.disk),
+        if self.is_of_earlier_version() {
+            Ok(())
+        } else {
+            write!(f, ".{}", self.disk)
         }
     }
 }

@@ -109,7 +109,7 @@ pub(crate) fn end_halves() -> io::Result<()> {
 struct Connection {
     family: u8,
     identity: [u8; SOCKET_ID],
-    /// Its own address and that of the other end.
+    /// Address of the socket, and that of the other end.
     ends: (SocketAddr, SocketAddr),
 }
 
@@ -134,7 +134,7 @@ impl Connection {
         Some(Some(Self { family, identity, ends }))
     }
 
-    /// The request that ends it.
+    /// The request that ends the connection.
     fn end(&self, protocol: u8) -> Vec<u8> {
         let mut bytes = request_header(SOCK_DESTROY, ACKNOWLEDGED, [self.family, protocol, 0]);
         bytes.extend(self.identity);
@@ -148,7 +148,7 @@ pub struct Uncharged {
     /// Memory of the host in its sockets, in bytes. Not all of it, if there are more netlink sockets than
     /// [`NETLINK_SOCKETS_MAX`].
     pub bytes: u64,
-    /// The same behind its other open files, if there are very many.
+    /// Memory behind the other open files of the sandbox, in bytes, if there are very many.
     pub files_bytes: u64,
     /// Netlink sockets, also those that are not bound. Their own memory is in `bytes`.
     pub netlink_sockets: u64,

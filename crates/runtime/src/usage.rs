@@ -171,9 +171,9 @@ pub(crate) fn disk_available(data_dir: &Path) -> io::Result<u64> {
 /// Memory that the kernel takes for itself and that no sandbox is charged for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HostUncharged {
-    /// All of it, in bytes: what is neither free, nor page cache, nor memory of processes.
+    /// Memory of the kernel in all, in bytes: what is neither free, nor page cache, nor memory of processes.
     pub kernel_bytes: u64,
-    /// Objects that it cannot free by itself, in bytes. Programs of the host seldom make many.
+    /// Objects that the kernel cannot free by itself, in bytes. Programs of the host seldom make many.
     pub object_bytes: u64,
 }
 
@@ -222,7 +222,7 @@ pub struct HostPulse {
     pub open_files: u64,
 }
 
-/// Reads them. What cannot be read is 0.
+/// Reads the figures of the host that change fast. What cannot be read is 0.
 pub(crate) fn pulse() -> HostPulse {
     let host = rustix::system::sysinfo();
     let files = std::fs::read_to_string("/proc/sys/fs/file-nr").unwrap_or_default();

@@ -63,8 +63,8 @@ pub(crate) enum Request {
         resources: Resources,
         /// Whether its disk exists. Otherwise it is created.
         on_kept_disk: bool,
-        /// The image of its processes, if they are restored. Its disk exists then, and instead of the boot connection the
-        /// kernel's side of the `/proc` files is attached, if there are any.
+        /// The image of the sandbox's processes, if they are restored. Its disk exists then, and instead of the boot
+        /// connection the kernel's side of the `/proc` files is attached, if there are any.
         processes: Option<Image>,
     },
     /// Gives a sandbox a new spawner. Attached are the pidfd of its agent and a socket, on which [`Reply::Done`] is

@@ -31,7 +31,7 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// That of a sandbox whose share of the host is that of one that was started in advance.
+    /// The admission of a sandbox whose share of the host is that of a sandbox that was started in advance.
     pub(crate) fn of_started(reservation: Arc<Reservation>, capacity: Arc<CapacityPermit>) -> Self {
         Self {
             reservation,
@@ -44,7 +44,7 @@ impl Admission {
         self.reservation.exchange(share)
     }
 
-    /// The same regardless of the limits.
+    /// Changes the reserved share regardless of the limits.
     pub(crate) fn force(&self, share: ResourceUse) {
         self.reservation.force(share);
     }
@@ -54,7 +54,7 @@ impl Admission {
         self.capacity = None;
     }
 
-    /// Whether it has a share of the host.
+    /// Whether the admission includes a share of the host.
     pub(crate) fn is_on_host(&self) -> bool {
         self.capacity.is_some()
     }

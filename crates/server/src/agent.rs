@@ -35,7 +35,7 @@ const STDERR_MAX: usize = 8 << 10;
 /// How long a connection to the agent may take. It has just responded.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why the agent did not do something.
+/// Why a request to the agent failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AgentError {
     #[error("cannot connect to the agent")]
@@ -54,7 +54,7 @@ pub(crate) enum AgentError {
     Io(#[source] io::Error),
 }
 
-/// What the end of a command is.
+/// When a command counts as ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndsWith {
     /// The exit of its process. What the process has left in the background goes on, and its output is not waited for.
@@ -68,7 +68,7 @@ pub(crate) enum EndsWith {
 pub(crate) struct Ended {
     /// Its exit code; -1 if a signal ended it.
     pub(crate) code: i32,
-    /// The last of what it wrote as errors.
+    /// The last part of what the command wrote to stderr.
     pub(crate) stderr: String,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Agent<'a> {
     pub(crate) node: &'a NodeHandle,
     pub(crate) id: &'a SandboxId,
     pub(crate) token: SecretString,
-    /// Connections run on it.
+    /// Tracker of the tasks that drive connections.
     pub(crate) work: &'a TaskTracker,
 }
 

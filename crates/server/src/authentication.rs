@@ -58,7 +58,7 @@ pub(crate) struct Authenticator {
     /// When the use of each credential was last recorded, in microseconds since the Unix epoch. Bounded by the number
     /// of valid credentials: unknown ones never get here.
     recorded: Mutex<HashMap<String, i64>>,
-    /// Work that a request started and that outlives it.
+    /// Tracker of work that a request started and that outlives the request.
     work: TaskTracker,
 }
 

@@ -135,7 +135,7 @@ fn registry_owner(id: &BuildId) -> String {
     format!("build-registry/{id}")
 }
 
-/// The recipe of a row is not one.
+/// The recipe of a row cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum InvalidRecipe {
     #[error(transparent)]

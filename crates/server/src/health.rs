@@ -17,7 +17,7 @@ const AGE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Health {
     store: Store,
-    /// When the database was asked, and whether it answered.
+    /// When the database was last checked, and whether it answered.
     last: Mutex<Option<(Instant, bool)>>,
 }
 

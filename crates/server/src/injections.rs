@@ -23,14 +23,14 @@ use crate::seal::{SealError, Sealer};
 /// The injections of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SandboxInjections {
-    /// The user whose rules they refer to.
+    /// The user whose rules the injections refer to.
     pub(crate) user: UserId,
     /// The injections, in the order of the request.
     pub(crate) items: Vec<InjectionItem>,
 }
 
 impl SandboxInjections {
-    /// The ids of the rules that they refer to.
+    /// The ids of the saved rules that the injections refer to.
     pub(crate) fn saved_rules(&self) -> BTreeSet<String> {
         let ids = self.items.iter().filter_map(|item| match item {
             InjectionItem::Saved(saved) => Some(saved.id.clone()),
@@ -40,7 +40,7 @@ impl SandboxInjections {
     }
 }
 
-/// A sealed column does not hold what it should.
+/// A sealed column has an invalid value.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnreadableInjection {
     #[error(transparent)]

@@ -33,7 +33,7 @@ const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(2);
 /// How many layers are fetched at the same time. Each takes a process that unpacks it, and a part in memory.
 const FETCHES: usize = 4;
-/// How many layers of a team may wait for that.
+/// How many layers of a team may wait for their turn.
 const WAITING_MAX: usize = 64;
 /// How long a layer stays on the node after it was used, in microseconds, so that a limit which is too small does not make
 /// every start wait.
@@ -124,8 +124,8 @@ impl StoredLayers {
         }
     }
 
-    /// Which of the layers of the node should go, the one that was not used for the longest first: so many that the rest
-    /// is not larger than it may be. Those in `needed` stay, and those that were used just now.
+    /// Selects layers of the node to remove, the one that was not used for the longest first: so many that the rest is
+    /// not larger than it may be. Those in `needed` stay, and those that were used just now.
     pub(crate) fn excess(&self, mut layers: Vec<LayerInfo>, needed: &HashSet<LayerId>) -> Vec<LayerInfo> {
         let Some(most) = self.cache_bytes else {
             return Vec::new();

@@ -48,7 +48,7 @@ pub enum LeaseError {
     /// The database failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Another running server renews it.
+    /// Another running server renews the lease.
     #[error(
         "another server runs node {node} (last started on {name}): if this data directory is a copy of that server's, \
          remove the file `node.json` from the copy, which makes it a node of its own"

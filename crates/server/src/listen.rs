@@ -73,12 +73,12 @@ const WAKE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Header that carries the id of an API request.
 const REQUEST_ID: &str = "x-request-id";
 
-/// Which requests the server currently serves.
+/// The requests that the server serves at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// None: the takeover of existing sandboxes is in progress.
+    /// No requests: the takeover of existing sandboxes is in progress.
     Starting,
-    /// All.
+    /// All requests.
     Ready,
     /// Only requests in progress.
     Draining,
@@ -89,7 +89,7 @@ pub(crate) enum Phase {
 pub(crate) struct GatewayServices {
     /// To recognize the platform's credentials, which are not forwarded to sandboxes.
     pub(crate) store: Store,
-    /// Resumes sandboxes because of traffic to them.
+    /// The sandboxes, which traffic may resume.
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// The sandboxes and the credentials that their traffic requires.
     pub(crate) registry: Arc<Registry>,
@@ -210,8 +210,8 @@ impl Gateway {
         response.map(Body::new)
     }
 
-    /// Resumes a paused sandbox, if its client wants that of traffic, and waits for it. Returns the answer where the request
-    /// is not to be forwarded then.
+    /// Resumes a paused sandbox, if its client wants traffic to do so, and waits for it. Returns the answer where the
+    /// request is not to be forwarded then.
     async fn wake(&self, request: &Request<ClientBody>, target: &Target) -> Option<Answer> {
         let entry = self.services.registry.asleep(&target.id)?;
         if let Some(refusal) = refusal(request, target) {

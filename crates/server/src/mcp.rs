@@ -41,7 +41,7 @@ const RATE: (u32, Duration) = (200, Duration::from_millis(10));
 /// The service behind the endpoint.
 #[derive(Debug)]
 pub(crate) struct McpService {
-    /// Its path.
+    /// Path of the endpoint.
     pub(crate) path: String,
     tools: Tools,
     rates: PeerRates,
@@ -94,7 +94,7 @@ impl McpService {
 
 /// A request whose headers agree with its body.
 struct McpRequest {
-    /// Each message, or why it is not one; the latter only in a batch.
+    /// The messages of the body; in a batch, each may be an error instead.
     messages: Vec<Result<Message, RpcError>>,
     is_batch: bool,
 }

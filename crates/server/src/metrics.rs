@@ -112,11 +112,11 @@ pub(crate) struct MetricsSnapshot {
 /// Numbers of client connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ConnectionCounts {
-    /// Open now.
+    /// Connections that are open now.
     pub(crate) open: usize,
     /// Refused since the start.
     pub(crate) refused: u64,
-    /// Evicted for others since the start.
+    /// Connections that were evicted for others since the start.
     pub(crate) evicted: u64,
 }
 

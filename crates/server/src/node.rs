@@ -32,8 +32,8 @@ impl NodeHandle {
         self.stored.as_ref()
     }
 
-    /// As [`NodeApi::start`]. Layers that the node lacks are fetched from the blob store before, for as long as a client
-    /// waits: [`NodeError::Unavailable`] when that takes longer.
+    /// Starts a sandbox as [`NodeApi::start`] does. Layers that the node lacks are fetched from the blob store before,
+    /// for as long as a client waits: [`NodeError::Unavailable`] when that takes longer.
     pub(crate) async fn start(&self, payer: &Payer, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
         self.start_until(payer, request, Some(Instant::now() + FETCH_WAIT))
             .await

@@ -50,16 +50,16 @@ const LOG_LIMIT_MAX: u32 = 10_000;
 /// A sandbox in the operator API.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperatorSandbox {
-    /// Its id.
+    /// Id of the sandbox.
     pub id: String,
     /// Name of the owning team; empty in the warm pool.
     pub team: String,
-    /// The template it was created from: its alias, or else its id.
+    /// The template that the sandbox was created from: its alias, or else its id.
     pub template: String,
     /// `creating`, `running`, `pausing`, `paused`, `resuming`, `stopping`, or `building` where a step of a build runs in it; `starting` or `pooled` in the
     /// warm pool.
     pub state: String,
-    /// When it started, RFC 3339.
+    /// When the sandbox started, RFC 3339.
     pub started_at: String,
     /// When it ends unless its timeout is changed, RFC 3339; when it was paused, of a paused sandbox.
     pub end_at: String,
@@ -69,7 +69,7 @@ pub struct OperatorSandbox {
     pub memory_mb: u32,
     /// Disk, in MiB.
     pub disk_mb: u32,
-    /// What is kept of it while it is paused: `memory` (its processes) or `filesystem` (its disk alone).
+    /// What is kept of the sandbox while it is paused: `memory` (its processes) or `filesystem` (its disk alone).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
     /// Space that it takes on the disk of the host while it is paused, in bytes.
@@ -85,7 +85,7 @@ pub struct OperatorSandbox {
 /// A sample of the usage of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OperatorUsage {
-    /// When it was taken, RFC 3339.
+    /// When the sample was taken, RFC 3339.
     pub at: String,
     /// Share of its cores since the sample before, in percent: 100 is all of them.
     pub cpu_percent: f64,
@@ -103,7 +103,7 @@ pub struct OperatorUsage {
 /// An entry of a sandbox's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorLogEntry {
-    /// When it happened, RFC 3339.
+    /// When the entry happened, RFC 3339.
     pub at: String,
     /// `debug`, `info`, `warn` or `error`.
     pub level: String,
@@ -311,11 +311,7 @@ fn pooled(pooled: &PooledSandbox) -> OperatorSandbox {
         id: pooled.id.as_str().to_owned(),
         team: String::new(),
         template: pooled.template.as_str().to_owned(),
-        state: match pooled.is_ready {
-            true => "pooled",
-            false => "starting",
-        }
-        .to_owned(),
+        state: if pooled.is_ready { "pooled" } else { "starting" }.to_owned(),
         started_at: rfc3339(pooled.since_us),
         end_at: rfc3339(pooled.since_us.saturating_add(AGE_MAX_US)),
         cpu_count: pooled.cpu_count,

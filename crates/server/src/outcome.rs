@@ -18,7 +18,7 @@ pub(crate) enum CreateOutcome {
 }
 
 impl CreateOutcome {
-    /// All of them.
+    /// Every outcome.
     pub(crate) const ALL: [Self; 6] = [
         Self::Created,
         Self::Repeated,
@@ -44,22 +44,22 @@ impl CreateOutcome {
 /// Why a sandbox ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndReason {
-    /// A client killed it.
+    /// A client killed the sandbox.
     Killed,
-    /// The operator killed it.
+    /// The operator killed the sandbox.
     Operator,
     /// Its deadline passed.
     Expired,
-    /// It was paused for as long as the operator keeps any.
+    /// The sandbox was paused for as long as the operator keeps any.
     Retention,
-    /// It ended by itself.
+    /// The sandbox ended by itself.
     Exited,
-    /// It did not run any more when the platform started.
+    /// The sandbox did not run any more when the platform started.
     Lost,
 }
 
 impl EndReason {
-    /// All of them.
+    /// Every reason.
     pub(crate) const ALL: [Self; 6] = [
         Self::Killed,
         Self::Operator,
@@ -85,7 +85,7 @@ impl EndReason {
 /// Why a sandbox was paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PauseReason {
-    /// A client asked for it.
+    /// A client requested the pause.
     Client,
     /// Its deadline passed.
     Timeout,
@@ -94,7 +94,7 @@ pub(crate) enum PauseReason {
 }
 
 impl PauseReason {
-    /// All of them.
+    /// Every reason.
     pub(crate) const ALL: [Self; 3] = [Self::Client, Self::Timeout, Self::Shutdown];
 
     /// The name in metrics and logs.
@@ -110,14 +110,14 @@ impl PauseReason {
 /// Why a sandbox was resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResumeReason {
-    /// A client asked for it.
+    /// A client requested the resume.
     Client,
-    /// Traffic to it.
+    /// Traffic to the sandbox resumed it.
     Traffic,
 }
 
 impl ResumeReason {
-    /// All of them.
+    /// Every reason.
     pub(crate) const ALL: [Self; 2] = [Self::Client, Self::Traffic];
 
     /// The name in metrics and logs.
@@ -134,14 +134,14 @@ impl ResumeReason {
 pub(crate) enum PoolUse {
     /// A sandbox, which the request got.
     Hit,
-    /// None that was ready.
+    /// No sandbox was ready.
     Miss,
     /// A sandbox that could not be claimed: the request got another one.
     Failed,
 }
 
 impl PoolUse {
-    /// All of them.
+    /// Every use.
     pub(crate) const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Failed];
 
     /// The label value in metrics.
@@ -163,18 +163,18 @@ pub(crate) enum PoolEnd {
     Stale,
     /// Its template was not used for long.
     Unused,
-    /// It was too old.
+    /// The sandbox was too old.
     Age,
-    /// It took more memory than the pool may.
+    /// The sandbox took more memory than the pool may use.
     Memory,
-    /// It ended by itself.
+    /// The sandbox ended by itself.
     Died,
-    /// The operator ended it.
+    /// The operator ended the sandbox.
     Operator,
 }
 
 impl PoolEnd {
-    /// All of them.
+    /// Every reason.
     pub(crate) const ALL: [Self; 7] = [
         Self::Evicted,
         Self::Stale,

@@ -175,7 +175,7 @@ impl PeerRates {
     }
 }
 
-/// Whose rate applies to a peer: its own, or the shared one when the table is full.
+/// The key of the rate that applies to a peer: its own, or the shared one when the table is full.
 fn key(table: &mut HashMap<Option<Peer>, Instant>, peer: Peer, now: Instant) -> Option<Peer> {
     if table.contains_key(&Some(peer)) {
         return Some(peer);

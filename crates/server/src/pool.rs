@@ -63,7 +63,7 @@ pub(crate) struct PoolKey {
 }
 
 impl PoolKey {
-    /// That of a sandbox.
+    /// The key of a sandbox.
     pub(crate) fn of_sandbox(row: &SandboxRow) -> Self {
         Self {
             build: row.build_id.clone(),
@@ -73,7 +73,7 @@ impl PoolKey {
         }
     }
 
-    /// That of sandboxes of a build.
+    /// The key of the sandboxes of a build.
     pub(crate) fn of(build: &BuildRow) -> Self {
         Self {
             build: build.id.clone(),
@@ -120,20 +120,20 @@ pub(crate) struct Pool {
 struct State {
     demands: HashMap<PoolKey, Demand>,
     members: HashMap<SandboxId, Member>,
-    /// Nothing is started before this time.
+    /// Time before which no sandbox is started.
     paused_until_us: i64,
 }
 
 /// What becomes of a pooled sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It is started, and its start command.
+    /// The sandbox and its start command are being started.
     Starting,
-    /// It can be claimed.
+    /// The sandbox can be claimed.
     Ready,
-    /// A request has it.
+    /// A request has the sandbox.
     Taken,
-    /// It is being ended.
+    /// The sandbox is being ended.
     Ending,
 }
 
@@ -147,9 +147,9 @@ struct Member {
     permit: Arc<CapacityPermit>,
     /// Ends its start.
     cancel: CancellationToken,
-    /// Whether it ended by itself.
+    /// Whether the sandbox ended by itself.
     is_dead: bool,
-    /// Whether a request waits for it to become ready: it is for no other one.
+    /// Whether a request waits for the sandbox to become ready, which no other may take.
     is_promised: bool,
     log: Vec<SandboxLog>,
 }
@@ -185,7 +185,7 @@ impl Drop for Creating {
     }
 }
 
-/// A pooled sandbox that a request has. Dropping it unused returns it to the pool.
+/// A pooled sandbox that a request has taken. Dropping it unused returns it to the pool.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pool: Arc<Pool>,
@@ -204,7 +204,7 @@ impl Drop for Taken {
 }
 
 impl Taken {
-    /// Its id.
+    /// Id of the sandbox.
     pub(crate) fn id(&self) -> &SandboxId {
         &self.id
     }
@@ -214,8 +214,9 @@ impl Taken {
         Arc::clone(&self.permit)
     }
 
-    /// Takes it out of the pool for good, and returns what was logged of it; none if it has ended. Its entry is in the
-    /// registry already, so that its end does not stay unnoticed. From here on the caller ends it when something fails.
+    /// Takes the sandbox out of the pool for good, and returns what was logged of it; none if it has ended. Its entry
+    /// is in the registry already, so that its end does not stay unnoticed. From here on the caller ends it when
+    /// something fails.
     pub(crate) fn begin(&mut self) -> Option<Vec<SandboxLog>> {
         self.is_used = true;
         let member = self.pool.state.lock().members.remove(&self.id);
@@ -227,14 +228,13 @@ impl Taken {
 
     /// Notes what became of the claim.
     pub(crate) fn finish(self, is_claimed: bool) {
-        self.pool.services.metrics.pool_use(match is_claimed {
-            true => PoolUse::Hit,
-            false => PoolUse::Failed,
-        });
+        let pool_use = if is_claimed { PoolUse::Hit } else { PoolUse::Failed };
+        self.pool.services.metrics.pool_use(pool_use);
         if let Some(demand) = self.pool.state.lock().demands.get_mut(&self.key) {
-            match is_claimed {
-                true => demand.failures = 0,
-                false => demand.fail(self.pool.services.clock.now_us()),
+            if is_claimed {
+                demand.failures = 0;
+            } else {
+                demand.fail(self.pool.services.clock.now_us());
             }
         }
     }
@@ -458,7 +458,7 @@ impl Pool {
         [("starting", count(Phase::Starting)), ("ready", count(Phase::Ready))]
     }
 
-    /// The sandboxes of the pool that no request has.
+    /// Lists the sandboxes of the pool that no request has taken.
     pub(crate) fn list(&self) -> Vec<PooledSandbox> {
         let state = self.state.lock();
         let pooled = state.members.iter().filter(|(_, member)| member.phase != Phase::Taken);

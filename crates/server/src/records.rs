@@ -56,7 +56,7 @@ pub(crate) struct Records {
     tracked: Mutex<HashMap<SandboxId, TrackedSandbox>>,
     /// How much all logs together may still grow, in bytes, since the last count.
     log_budget: AtomicU64,
-    /// Notified when the logs have grown by more than that.
+    /// Notified when the logs have grown beyond their budget.
     over_budget: Notify,
 }
 

@@ -66,9 +66,9 @@ pub(crate) struct RepositoryRequest {
 pub(crate) struct Target<'a> {
     pub(crate) id: &'a SandboxId,
     pub(crate) team: &'a TeamId,
-    /// Who owns the working trees.
+    /// The user that owns the working trees.
     pub(crate) user: &'a str,
-    /// Whether copies may be written from it.
+    /// Whether copies may be written from this sandbox.
     pub(crate) is_trusted: bool,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct RepositoryServices {
     pub(crate) work: TaskTracker,
 }
 
-/// Prepares repositories.
+/// Prepares the repositories of sandboxes.
 #[derive(Debug)]
 pub(crate) struct Repositories {
     node: NodeHandle,
@@ -321,7 +321,7 @@ impl Output for Ignored {
 /// The references of a repository.
 #[derive(Default)]
 struct References {
-    /// The first of them.
+    /// The first bytes of the references.
     head: Vec<u8>,
     hash: Sha256,
     bytes: usize,

@@ -185,9 +185,10 @@ fn key<'a>(text: &'a str, name: &'a str) -> Result<SecretKey<'a>, SecretError> {
     if text.contains('\0') {
         return Err(SecretError::Unknown);
     }
-    Ok(match text.starts_with(ID_PREFIX) {
-        true => SecretKey::Id(text),
-        false => SecretKey::Name(name),
+    Ok(if text.starts_with(ID_PREFIX) {
+        SecretKey::Id(text)
+    } else {
+        SecretKey::Name(name)
     })
 }
 

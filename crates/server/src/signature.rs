@@ -64,7 +64,7 @@ pub(crate) enum SignatureError {
 /// The token of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SignedToken {
-    /// The word in front of it, as configured.
+    /// The scheme in front of the token, as configured.
     scheme: String,
     access_key: String,
     signature: [u8; SIGNATURE_BYTES],
@@ -257,7 +257,7 @@ fn matches(secret: &[u8], token: &SignedToken, parts: &request::Parts, body: &[u
     None
 }
 
-/// The host as it was sent.
+/// The host that the client sent.
 fn host(parts: &request::Parts) -> Option<String> {
     match parts.headers.get(header::HOST) {
         Some(host) => Some(String::from_utf8_lossy(host.as_bytes()).into_owned()),

@@ -20,13 +20,13 @@ const WATCHED: Duration = Duration::from_secs(20);
 /// Whether anybody waits for the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// A client does: times of the template that are only waited for are left out, because they were for the build.
+    /// A client waits: times of the template that are only waited for are left out, because they were for the build.
     Client,
-    /// Nobody does: they are waited for, so that what the start command has begun is as far as in the build.
+    /// No client waits: such times are waited for, so that what the start command has begun is as far as in the build.
     Nobody,
 }
 
-/// Output that nobody reads.
+/// A sink for output that is not used.
 struct Ignored;
 
 impl Output for Ignored {

@@ -36,7 +36,7 @@ pub(crate) enum TemplateError {
     NotBuilt { name: String },
 }
 
-/// A template as a client names it: `[namespace/]name[:tag]`.
+/// The name of a template in the form of clients: `[namespace/]name[:tag]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TemplateName {
     pub(crate) namespace: Option<String>,
@@ -61,9 +61,10 @@ fn begins_well(text: &str) -> bool {
 /// A tag that is to be assigned, in the form in which it is stored.
 pub(crate) fn new_tag(text: &str) -> Result<String, InvalidTemplateName> {
     let tag = parse_tag(text)?;
-    match begins_well(&tag) {
-        true => Ok(tag),
-        false => Err(InvalidTemplateName::Start(text.to_owned())),
+    if begins_well(&tag) {
+        Ok(tag)
+    } else {
+        Err(InvalidTemplateName::Start(text.to_owned()))
     }
 }
 
@@ -72,9 +73,10 @@ pub(crate) fn parse_tag(text: &str) -> Result<String, InvalidTemplateName> {
     let tag = text.trim().to_ascii_lowercase();
     // A reference could not tell it from the id of a build.
     let is_build = uuid::Uuid::try_parse(&tag).is_ok();
-    match is_word(&tag, b"-_.") && tag.len() <= TAG_MAX && !is_build {
-        true => Ok(tag),
-        false => Err(InvalidTemplateName::Malformed(text.to_owned())),
+    if is_word(&tag, b"-_.") && tag.len() <= TAG_MAX && !is_build {
+        Ok(tag)
+    } else {
+        Err(InvalidTemplateName::Malformed(text.to_owned()))
     }
 }
 
@@ -82,9 +84,10 @@ impl TemplateName {
     /// The name that a template is to get. Of those that exist, some begin with a dash.
     pub(crate) fn new(text: &str) -> Result<Self, InvalidTemplateName> {
         let name = Self::parse(text)?;
-        match begins_well(&name.name) && name.tag.as_deref().is_none_or(begins_well) {
-            true => Ok(name),
-            false => Err(InvalidTemplateName::Start(text.to_owned())),
+        if begins_well(&name.name) && name.tag.as_deref().is_none_or(begins_well) {
+            Ok(name)
+        } else {
+            Err(InvalidTemplateName::Start(text.to_owned()))
         }
     }
 
@@ -145,9 +148,10 @@ impl TemplateName {
     ) -> Result<(TemplateRow, BuildRow), TemplateError> {
         let name = || self.name.clone();
         let Some(template) = self.resolve(store, team).await? else {
-            return Err(match self.name == MCP_GATEWAY {
-                true => TemplateError::McpGateway,
-                false => TemplateError::Unknown { name: name() },
+            return Err(if self.name == MCP_GATEWAY {
+                TemplateError::McpGateway
+            } else {
+                TemplateError::Unknown { name: name() }
             });
         };
         match store.build_by_tag(&template.id, self.tag()).await? {

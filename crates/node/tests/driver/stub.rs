@@ -64,9 +64,10 @@ fn serve_host(connection: UnixStream, home: &Path) {
                 let event = |text: &str| format!("{:x}\r\n{text}\n\r\n", text.len() + 1);
                 let failed = event(r#"{"event":"process_failed","command":"stub","reason":"none"}"#);
                 // The first spawner is reported as ended as soon as the host follows the events; the next one stays.
-                match home.join("spawner").exists() {
-                    true => format!("{head}{failed}"),
-                    false => format!("{head}{}0\r\n\r\n", event(r#"{"event":"spawner_gone"}"#)),
+                if home.join("spawner").exists() {
+                    format!("{head}{failed}")
+                } else {
+                    format!("{head}{}0\r\n\r\n", event(r#"{"event":"spawner_gone"}"#))
                 }
             }
             _ => "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned(),

@@ -171,7 +171,8 @@ pub(super) async fn stays_in_memory(data_dir: &Path) {
     host.node.release().await;
 }
 
-/// Stopped first, and written from there: until that is complete it stands still, whatever happens.
+/// Pauses a sandbox in memory first, and writes it from there: until that is complete it stands still, whatever
+/// happens.
 pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     // What is stopped in the middle of `vfork` cannot be written before it goes on. Whoever interrupts CRIU early on a busy
     // host may leave a process there.

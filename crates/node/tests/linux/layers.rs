@@ -95,7 +95,7 @@ for name in (b'new\nline', b'n' * 255, b'\xff\xfe', b' $(x) '):
 END
 "#;
 
-/// Checks all of that.
+/// Script that checks what the layer has of all that.
 const CHECK: &str = r#"
 cd /home/user
 [ "$(cat file)" = one ]; [ "$(stat -c %u:%g:%a:%Y file)" = 1000:1000:644:1000000000 ]
@@ -253,9 +253,10 @@ pub(crate) async fn many_steps(data_dir: &Path) {
         passes(node, &id, &script).await;
         let merge = layers.len() == Image::LAYERS_MAX;
         let layer = commit(node, &id, merge).await;
-        match merge {
-            true => layers = vec![layer],
-            false => layers.push(layer),
+        if merge {
+            layers = vec![layer];
+        } else {
+            layers.push(layer);
         }
     }
     assert_eq!(layers.len(), 8);

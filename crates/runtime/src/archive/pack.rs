@@ -50,9 +50,10 @@ impl<W: Write> Archive<W> {
     }
 
     fn path(&self, name: &CStr) -> Vec<u8> {
-        match self.path.is_empty() {
-            true => name.to_bytes().to_vec(),
-            false => [&self.path, &b"/"[..], name.to_bytes()].concat(),
+        if self.path.is_empty() {
+            name.to_bytes().to_vec()
+        } else {
+            [&self.path, &b"/"[..], name.to_bytes()].concat()
         }
     }
 

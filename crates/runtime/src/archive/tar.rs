@@ -144,9 +144,10 @@ impl Entry {
         if block.iter().all(|byte| *byte == 0) {
             let second = next_block(from)?;
             let more = from.read(&mut [0])?;
-            return match second.iter().all(|byte| *byte == 0) && more == 0 {
-                true => Ok(None),
-                false => Err(invalid("something follows its end")),
+            return if second.iter().all(|byte| *byte == 0) && more == 0 {
+                Ok(None)
+            } else {
+                Err(invalid("something follows its end"))
             };
         }
         check(&block)?;

@@ -159,9 +159,10 @@ impl<'a, R: Read> Unpack<'a, R> {
             }
             self.part(start, count)?;
         }
-        match length == entry.size {
-            true => self.skip(padding(entry.size)),
-            false => Err(invalid("the map of a sparse file is invalid")),
+        if length == entry.size {
+            self.skip(padding(entry.size))
+        } else {
+            Err(invalid("the map of a sparse file is invalid"))
         }
     }
 

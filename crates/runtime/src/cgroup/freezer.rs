@@ -116,7 +116,7 @@ impl Freezer {
         write(&self.0.join("cgroup.freeze"), "1")
     }
 
-    /// The group.
+    /// The group that the freezer stops.
     pub(crate) fn group(&self) -> &Path {
         &self.0
     }

@@ -10,7 +10,7 @@ use crate::slot::Name;
 pub(crate) struct Meters {
     /// Has a line `usage_usec`.
     pub(crate) cpu: PathBuf,
-    /// The same of the workload alone.
+    /// Processor time of the workload alone.
     pub(crate) work_cpu: PathBuf,
     /// Number of processes and threads of the workload.
     pub(crate) processes: PathBuf,
@@ -24,15 +24,15 @@ pub(crate) struct Meters {
     pub(crate) cache_field: &'static str,
     /// Line of `memory_stat` with only the files in memory.
     pub(crate) shared_field: &'static str,
-    /// Socket memory, where it is counted separately; otherwise it is the line `sock` of `memory_stat`.
+    /// Socket memory, where the kernel counts it separately; otherwise it is the line `sock` of `memory_stat`.
     pub(crate) sockets: Option<PathBuf>,
 }
 
 /// Files in which the kernel counts the usage of all sandboxes together.
 #[derive(Debug)]
 pub(crate) struct Sum {
-    /// Memory of the kernel that they are charged for: a number, or with version 2 the lines `kernel`, `slab_unreclaimable`
-    /// and `sock` of a `memory.stat`.
+    /// Memory of the kernel that the sandboxes are charged for: a number, or with version 2 the lines `kernel`,
+    /// `slab_unreclaimable` and `sock` of a `memory.stat`.
     pub(crate) kernel: PathBuf,
     /// Socket memory, where it is counted separately: with version 1.
     pub(crate) sockets: Option<PathBuf>,

@@ -175,7 +175,7 @@ impl OpenTree {
         }
     }
 
-    /// Freezes the workload of a sandbox, without waiting until it is.
+    /// Freezes the workload of a sandbox, and does not wait until it stands still.
     pub(crate) fn freeze_work(&self, name: &Name) -> io::Result<()> {
         let file = format!("{}/cgroup.freeze", child(name, Role::Work));
         write_at(self.roots[0].as_fd(), &file, "1")
@@ -234,8 +234,8 @@ impl OpenTree {
         }
     }
 
-    /// Without cgroups: records, where [`Tree::agent_pid`] looks for it, which process is going to execute the agent's
-    /// `program`.
+    /// Records the process that is going to execute the agent's `program`, where [`Tree::agent_pid`] looks for it
+    /// without cgroups.
     pub(crate) fn record_agent(&self, name: &Name, pid: i32, program: &str) -> io::Result<()> {
         if matches!(self.backend, Backend::None(_)) {
             let path = format!("{}/cgroup.procs", child(name, Role::Agent));
@@ -255,7 +255,7 @@ impl OpenTree {
     }
 }
 
-/// What a sandbox may have while CRIU restores it: CRIU is in its groups, too, and reads the image through them. A sandbox
+/// Limits of a sandbox while CRIU restores it: CRIU is in its groups, too, and reads the image through them. A sandbox
 /// that had used up its limits could not be restored otherwise.
 pub(crate) fn while_restored(resources: &Resources) -> Resources {
     Resources {

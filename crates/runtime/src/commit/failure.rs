@@ -6,7 +6,7 @@ use crate::wire::Reply;
 
 /// Maximum length of a message about a file, in characters.
 const MESSAGE_MAX: usize = 1000;
-/// That the files do not fit.
+/// Reason for a failure because the files do not fit.
 pub(super) const NO_SPACE: &str = "the host's disk has no space for the layer";
 
 /// Why files did not become a layer, or a layer not files.

@@ -55,7 +55,8 @@ const FILE_COST: u64 = 32 << 10;
 
 /// Attribute of a directory that hides what lies below it.
 pub(crate) const OPAQUE: &CStr = c"trusted.overlay.opaque";
-/// Attributes without which a file is not what it was. Sandboxes are mounted without what writes them.
+/// Attributes that would make a file depend on others, which layers do not support. Sandboxes are mounted without what
+/// writes them.
 const UNSUPPORTED: [&CStr; 2] = [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"];
 
 /// What the contents of trees are given to, in the order of the hash: each directory before its entries, which are
@@ -84,7 +85,7 @@ pub(crate) trait Sink {
     fn link(&mut self, name: &CStr, number: u64) -> Result<(), Failure>;
 }
 
-/// What a file is.
+/// Content of a file.
 #[derive(Debug)]
 pub(crate) enum Content<'a> {
     Regular { file: &'a File, size: u64 },
@@ -92,7 +93,7 @@ pub(crate) enum Content<'a> {
     Fifo,
 }
 
-/// Nothing is done with what is read but hashing it.
+/// A sink that drops everything, so that a tree is only hashed.
 pub(crate) struct Nothing;
 
 impl Sink for Nothing {
@@ -414,9 +415,10 @@ impl<'a, S: Sink> Walk<'a, S> {
     /// Says that a name is deleted in what lies below, if anything does.
     fn whiteout(&mut self, name: &CStr, has_below: bool) -> Result<(), Failure> {
         if !has_below {
-            return match self.is_stored {
-                true => Err(Failure::Refused("nothing is below that it could delete".to_owned())),
-                false => Ok(()),
+            return if self.is_stored {
+                Err(Failure::Refused("nothing is below that it could delete".to_owned()))
+            } else {
+                Ok(())
             };
         }
         self.note(b'w', &[name.to_bytes()]);
@@ -541,7 +543,7 @@ fn is_whiteout(stat: &Stat) -> bool {
 
 /// Extended attributes of a file.
 struct Attributes {
-    /// Those that a layer has, sorted.
+    /// Attributes that a layer keeps, sorted.
     kept: Vec<(CString, Vec<u8>)>,
     is_opaque: bool,
 }

@@ -73,7 +73,7 @@ const SHARED: c_int = libc::CLONE_FILES
 
 /// `MFD_CLOEXEC`, `MFD_ALLOW_SEALING`, `MFD_HUGETLB`, `MFD_NOEXEC_SEAL` and `MFD_EXEC`.
 const MEMFD_FLAGS: u32 = 0x1f;
-/// Of these, the last two exclude each other.
+/// Flags of `memfd_create` about executable files, of which the last two exclude each other.
 const MEMFD_EXEC: u32 = 0x18;
 /// Where `mmap`, `memfd_create` and `shmget` have the size of huge pages, as the power of two.
 const HUGE_SHIFT: u32 = 26;
@@ -88,8 +88,8 @@ const PERSONALITIES: u32 = 0x0008 | 0x0002_0000 | 0x0004_0000;
 
 /// A request (`ioctl`) for which the kernel loads the module of a line discipline of a number chosen inside, whoever asks.
 pub(super) const TIOCSETD: u32 = 0x5423;
-/// Those for which it loads that of bridges (`SIOCGIFBR`, `SIOCSIFBR`, `SIOCBRADDBR`, `SIOCBRDELBR`) and that of VLANs
-/// (`SIOCGIFVLAN`, `SIOCSIFVLAN`).
+/// Requests for which the kernel loads the module of bridges (`SIOCGIFBR`, `SIOCSIFBR`, `SIOCBRADDBR`, `SIOCBRDELBR`)
+/// or that of VLANs (`SIOCGIFVLAN`, `SIOCSIFVLAN`).
 pub(super) const MODULE_REQUESTS: [u32; 6] = [0x8940, 0x8941, 0x89a0, 0x89a1, 0x8982, 0x8983];
 
 /// All calls that are checked, with their steps.

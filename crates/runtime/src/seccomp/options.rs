@@ -57,7 +57,7 @@ const SOL_RAW: c_int = 255;
 const ICMP_FILTER: c_int = 1;
 const ICMPV6_FILTER: c_int = 1;
 
-/// Those that are allowed, by their levels.
+/// Options that are allowed, by their levels.
 pub(super) const ALLOWED: [(c_int, &[c_int]); 8] = [
     (
         libc::SOL_SOCKET,

@@ -26,7 +26,7 @@ fn root(started: &Started) -> String {
     format!("/proc/{}/root", agent_pid(&started.sandbox))
 }
 
-/// Ends the sandbox, as a pause does.
+/// Ends a sandbox and keeps its disk, as a pause does.
 fn end_and_keep(container: &ContainerDriver, started: Started) {
     let (id, disk) = (id("ione"), disk_of(&id("ione")));
     container.storage().keep(&id, &disk).unwrap();

@@ -1,4 +1,4 @@
-//! Loop devices of the host, and mounts of them.
+//! Loop devices of the host, and the mounts of them.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ pub(crate) fn loops_of(path: &str) -> usize {
     loop_numbers_of(path).len()
 }
 
-/// The same devices as mount tables name them, such as `7:0`.
+/// Numbers of the loop devices of a file in the form of mount tables, such as `7:0`.
 pub(crate) fn loop_numbers_of(path: &str) -> Vec<String> {
     let devices = fs::read_dir("/sys/block").unwrap();
     let devices = devices.filter_map(|entry| {

@@ -43,7 +43,7 @@ const RESOURCES: Resources = Resources {
     pids: 20,
 };
 
-/// A name and what it promises.
+/// The name of a test, which says what is promised, and its function.
 type Test = (&'static str, fn(&ContainerDriver));
 
 fn main() -> ExitCode {

@@ -38,7 +38,7 @@ pub(crate) enum NoCapacity {
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at_us: i64,
-    /// `None` when the node could not read it.
+    /// The capacity; `None` when the node could not read it.
     capacity: Option<HostCapacity>,
 }
 

@@ -20,7 +20,7 @@ use crate::settings::{Limits, TeamLimits};
 
 /// What paused sandboxes are called in messages.
 pub(crate) const PAUSED: &str = "paused sandboxes";
-/// What they take on disks.
+/// Name of the limit on the disks of paused sandboxes, in messages.
 pub(crate) const PAUSED_DISK: &str = "MiB of disks of paused sandboxes";
 const MIB: u64 = 1 << 20;
 
@@ -47,7 +47,7 @@ pub(crate) struct ResourceUse {
     pub(crate) memory_mb: u64,
     /// Number of paused sandboxes.
     pub(crate) paused: u64,
-    /// Space that they take on disks, in MiB.
+    /// Space that paused sandboxes take on disks, in MiB.
     pub(crate) paused_disk_mb: u64,
 }
 
@@ -63,8 +63,8 @@ impl ResourceUse {
         }
     }
 
-    /// The same for a paused sandbox, which takes that space. Its processes are not counted, but those that are kept in
-    /// memory keep that.
+    /// The share of a sandbox while it is paused with these files. Its processes are not counted, but those that are
+    /// kept in memory keep that.
     pub(crate) fn paused(self, kept: Kept, disk_bytes: u64) -> Self {
         Self {
             sandboxes: 0,
@@ -96,7 +96,7 @@ pub(crate) struct OverQuota {
 }
 
 impl OverQuota {
-    /// Whether some of it may be used at all.
+    /// Whether the team may use some of the resource at all.
     pub(crate) fn is_soft(&self) -> bool {
         self.limit > 0
     }
@@ -220,7 +220,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// The same regardless of the limits.
+    /// Changes the reserved share regardless of the limits.
     pub(crate) fn force(&self, share: ResourceUse) {
         let mut own = self.share.lock();
         let mut used = self.team.used.lock();
@@ -239,7 +239,7 @@ impl ResourceUse {
         self.paused_disk_mb += share.paused_disk_mb;
     }
 
-    /// What this is more than the other.
+    /// By how much a use exceeds another one.
     fn beyond(self, other: Self) -> Self {
         Self {
             sandboxes: self.sandboxes.saturating_sub(other.sandboxes),
@@ -273,7 +273,7 @@ pub(crate) struct Quotas {
 }
 
 impl Quotas {
-    /// Quotas as the operator set them.
+    /// Creates the quotas with the operator's limits.
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,

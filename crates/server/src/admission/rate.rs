@@ -26,9 +26,9 @@ pub(crate) struct Bucket {
 pub(crate) struct Level {
     /// Permits of a full bucket.
     pub(crate) limit: u32,
-    /// Permits in it now.
+    /// Permits in the bucket now.
     pub(crate) remaining: u32,
-    /// Seconds until it is full.
+    /// Seconds until the bucket is full.
     pub(crate) full_in_s: u32,
     /// Seconds until there is a permit.
     pub(crate) next_in_s: u32,

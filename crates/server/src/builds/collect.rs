@@ -23,7 +23,7 @@ pub(super) const DELETED_FOR_S: i64 = 600;
 /// uploaded for a build that waits are newer.
 const UNUSED_FOR_S: i64 = 3600;
 
-/// What one collection did.
+/// Counts of what one collection removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
     pub(crate) layers: usize,

@@ -1,4 +1,4 @@
-//! What a running build can do: start and commit sandboxes, look up and keep layers, write its log.
+//! Operations of a running build: start and commit sandboxes, look up and keep layers, write its log.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ use crate::settings::BuildSettings;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CachedLayer {
     pub(crate) layer: LayerId,
-    /// What was stored with it.
+    /// State that was stored with the layer.
     pub(crate) state_json: String,
 }
 
@@ -62,14 +62,14 @@ pub(crate) enum StartError {
 /// Layers that builds in progress use, so that they are not removed. Cleared when the build has ended.
 pub(crate) type Pins = Arc<Mutex<HashSet<LayerId>>>;
 
-/// What a running build can do. Sandboxes that it started and did not end are ended after it, also when it was
+/// Operations of a running build. Sandboxes that it started and did not end are ended after it, also when it was
 /// cancelled by dropping its future.
 #[derive(Debug)]
 pub(crate) struct BuildContext {
     pub(crate) node: NodeHandle,
     /// Of which the tokens of agents are derived.
     pub(crate) tokens: TokenSeed,
-    /// Connections to agents run on it.
+    /// Tracker of the tasks that drive connections to agents.
     pub(crate) work: TaskTracker,
     pub(crate) clock: Clock,
     pub(crate) settings: Arc<BuildSettings>,

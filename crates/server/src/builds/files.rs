@@ -79,7 +79,7 @@ pub(crate) struct BuildFiles {
 /// Space that uploads in progress have reserved, in bytes.
 #[derive(Debug, Default)]
 struct Uploads {
-    /// By team: what was written, and what may be.
+    /// Bytes by team: those written, and those that may be written.
     reserved: HashMap<TeamId, u64>,
     /// What was not written yet, of all teams.
     unwritten: u64,
@@ -90,7 +90,7 @@ struct Uploads {
 struct Space {
     uploads: Arc<Mutex<Uploads>>,
     team: TeamId,
-    /// The size that the client announced, if it did.
+    /// The size that the client announced, if any.
     announced: Option<u64>,
     reserved: u64,
     written: u64,
@@ -113,7 +113,7 @@ impl Space {
         *of_team
     }
 
-    /// So much was written.
+    /// Notes that bytes were written.
     fn note_written(&mut self, bytes: u64) {
         self.written = self.written.saturating_add(bytes);
         let mut uploads = self.uploads.lock();
@@ -317,9 +317,10 @@ impl BuildFiles {
     async fn check_free(&self, rest: u64) -> Result<(), FileError> {
         let unwritten = self.uploads.lock().unwritten;
         let spare = self.admission.spare_disk_bytes().await.unwrap_or(u64::MAX);
-        match spare < unwritten.saturating_add(rest) {
-            true => Err(FileError::DiskFull),
-            false => Ok(()),
+        if spare < unwritten.saturating_add(rest) {
+            Err(FileError::DiskFull)
+        } else {
+            Ok(())
         }
     }
 
@@ -356,9 +357,10 @@ impl BuildFiles {
     }
 
     fn check_size(&self, bytes: u64) -> Result<(), FileError> {
-        match bytes > self.file_bytes {
-            true => Err(FileError::TooLarge { limit: self.file_bytes }),
-            false => Ok(()),
+        if bytes > self.file_bytes {
+            Err(FileError::TooLarge { limit: self.file_bytes })
+        } else {
+            Ok(())
         }
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedRwLockWriteGuard, RwLockReadGuard};
 
 use super::Builds;
 
-/// Nothing that is stored is removed, until this is dropped.
+/// A guard that keeps everything stored from being removed, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Hold {
     builds: Arc<Builds>,

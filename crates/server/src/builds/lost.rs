@@ -11,8 +11,8 @@ use super::recipe::{BuildSpec, layers_of};
 use crate::chain::Chain;
 
 impl Builds {
-    /// Which of these builds lack a layer, and the first that each lacks. With a blob store, none is known to: it may have
-    /// what the node does not.
+    /// Finds the builds that lack a layer, with the first that each lacks. With a blob store, none is known to: it may
+    /// have what the node does not.
     pub(crate) async fn lost<'a>(&self, rows: impl IntoIterator<Item = &'a BuildRow>) -> HashMap<BuildId, LayerId> {
         if self.node.stored().is_some() {
             return HashMap::new();

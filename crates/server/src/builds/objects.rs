@@ -38,7 +38,7 @@ pub(crate) enum ObjectError {
     Invalid(#[from] serde_json::Error),
 }
 
-/// What a round did with objects.
+/// Counts of the objects of a round.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Round {
     pub(crate) removed: usize,

@@ -1,4 +1,4 @@
-//! What a build is made from, and what comes of it.
+//! The recipe of a build, and its result.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use store::builds::BuildRow;
 
 use crate::agent::login_shell;
 
-/// What a client asks a build to do.
+/// A recipe: what a client asks a build to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recipe {
     /// What the build begins with.
     pub(crate) source: Source,
-    /// What it does, in order.
+    /// Steps of the build, in order.
     pub(crate) steps: Vec<Step>,
     /// What sandboxes run from their start on; an empty text is as good as none.
     pub(crate) start_cmd: Option<String>,
@@ -37,14 +37,14 @@ pub(crate) enum Source {
     Base,
     /// A build of a template, which was resolved when this build was started.
     Template {
-        /// The build.
+        /// Id of the build.
         build: BuildId,
-        /// What it consists of.
+        /// Contents of the build.
         spec: BuildSpec,
     },
     /// An image of an OCI registry.
     Image {
-        /// Its name, as the client sent it.
+        /// Name of the image, as the client sent it.
         reference: String,
         /// The credentials for its registry. They are never stored with the recipe.
         #[serde(skip)]
@@ -55,7 +55,7 @@ pub(crate) enum Source {
         /// The hash.
         hash: String,
     },
-    /// Nothing.
+    /// An empty file system.
     Scratch,
     /// The stages of a Dockerfile.
     Dockerfile(DockerfileSource),
@@ -70,7 +70,7 @@ const BASE_IMAGES: [&str; 4] = [
 ];
 
 impl Source {
-    /// The credentials that it has, as they are sealed; none if there are none.
+    /// The credentials of the source in the form in which they are sealed; none if there are none.
     pub(crate) fn to_seal(&self) -> Option<serde_json::Result<String>> {
         match self {
             Self::Image {
@@ -97,14 +97,15 @@ impl Source {
         Ok(())
     }
 
-    /// The image with this name.
+    /// Creates the source of an image with this name.
     pub(crate) fn image(reference: &str, registry: Option<Registry>) -> Self {
-        match BASE_IMAGES.contains(&reference) {
-            true => Self::Base,
-            false => Self::Image {
+        if BASE_IMAGES.contains(&reference) {
+            Self::Base
+        } else {
+            Self::Image {
                 reference: reference.to_owned(),
                 registry,
-            },
+            }
         }
     }
 }
@@ -132,7 +133,7 @@ pub(crate) struct DockerfileSource {
 pub(crate) type Logins = BTreeMap<String, Registry>;
 
 impl DockerfileSource {
-    /// Parses it for this host.
+    /// Parses the Dockerfile for this host.
     pub(crate) fn plan(&self) -> Result<dockerfile::Plan, dockerfile::Refusal> {
         let arch = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -157,7 +158,7 @@ pub(crate) enum Registry {
     },
     /// A key of a service account of Google.
     Gcp {
-        /// JSON.
+        /// Key of the service account, in JSON.
         service_account: Secret,
     },
 }
@@ -165,10 +166,10 @@ pub(crate) enum Registry {
 /// One step of a build, as the client sent it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Step {
-    /// What it does, in either case and unchecked: `RUN`, `COPY` and so on.
+    /// Kind of the step, in either case and unchecked: `RUN`, `COPY` and so on.
     pub(crate) kind: String,
     pub(crate) args: Vec<String>,
-    /// The uploaded archive that it copies from.
+    /// The uploaded archive that the step copies from.
     pub(crate) files_hash: Option<String>,
     /// Whether this step and all later ones take nothing from the cache.
     pub(crate) force: bool,
@@ -177,7 +178,7 @@ pub(crate) struct Step {
 /// What sandboxes of a build are started with. It is stored with the build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BuildSpec {
-    /// Their file system.
+    /// File system of the sandboxes.
     pub(crate) image: Image,
     /// The environment that steps have set, for later builds that begin with this one. Commands of clients do not get
     /// it.
@@ -210,7 +211,7 @@ pub(crate) struct SnapshotMemory {
 }
 
 impl BuildSpec {
-    /// That of a stored build; none if it cannot be read.
+    /// Reads the spec of a stored build; none if it cannot be read.
     pub(crate) fn of(build: &BuildRow) -> Option<Self> {
         match (&build.spec_json, &build.node_id) {
             (Some(json), _) => serde_json::from_str(json).ok(),
@@ -220,7 +221,7 @@ impl BuildSpec {
         }
     }
 
-    /// That of the built-in `base`.
+    /// The spec of the built-in `base`.
     pub(crate) fn base() -> Self {
         Self {
             image: Image::Base,
@@ -232,7 +233,7 @@ impl BuildSpec {
         }
     }
 
-    /// The same without the memory of a snapshot: for what is made of it.
+    /// The spec without the memory of a snapshot, for what is made of it.
     pub(crate) fn without_memory(self) -> Self {
         Self { memory: None, ..self }
     }
@@ -272,7 +273,7 @@ pub(crate) struct Job {
 pub(crate) struct BuildResult {
     /// What its sandboxes are started with.
     pub(crate) spec: BuildSpec,
-    /// Their disk, in MiB.
+    /// Disk of the sandboxes, in MiB.
     pub(crate) disk_mb: u32,
 }
 
@@ -280,9 +281,9 @@ pub(crate) struct BuildResult {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct BuildFailure {
-    /// For the user who started it.
+    /// Message for the user who started the build.
     pub(crate) message: String,
-    /// The step: `base`, a number from 1, or `finalize`; none if it was none of them.
+    /// The step that failed: `base`, a number from 1, or `finalize`; none if no step did.
     pub(crate) step: Option<String>,
 }
 

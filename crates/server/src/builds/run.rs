@@ -50,14 +50,12 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
     Ok(BuildResult {
         spec: BuildSpec {
             image: state.image(),
-            user: match recipe.steps_as_root {
-                true => Some(USER.to_owned()),
-                false => Some(state.user),
+            user: if recipe.steps_as_root {
+                Some(USER.to_owned())
+            } else {
+                Some(state.user)
             },
-            workdir: match recipe.steps_as_root {
-                true => None,
-                false => state.workdir,
-            },
+            workdir: if recipe.steps_as_root { None } else { state.workdir },
             env: state.env,
             start,
             memory: None,

@@ -18,7 +18,7 @@ use crate::ids::new_template_id;
 /// A snapshot to make of a copied disk.
 #[derive(Debug)]
 pub(crate) struct SnapshotSource {
-    /// The copy.
+    /// The copied disk.
     pub(crate) copied: CopiedDisk,
     /// What the sandbox was started with.
     pub(crate) spec: BuildSpec,
@@ -84,10 +84,7 @@ impl Builds {
             }
             (copied, _) => copied,
         };
-        let mut layers = match merge {
-            true => Vec::new(),
-            false => below.to_vec(),
-        };
+        let mut layers = if merge { Vec::new() } else { below.to_vec() };
         layers.push(layer.layer);
         let base = !matches!(image, Image::Layers { base: false, .. });
         let spec = BuildSpec {

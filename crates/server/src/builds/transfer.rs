@@ -121,9 +121,10 @@ impl Builds {
             });
         }
         let has_base = !matches!(config.image, Image::Layers { base: false, .. });
-        let base = match has_base {
-            true => Some(self.node.base_version().await.map_err(TransferError::Node)?),
-            false => None,
+        let base = if has_base {
+            Some(self.node.base_version().await.map_err(TransferError::Node)?)
+        } else {
+            None
         };
         Ok(Manifest {
             format: FORMAT,
@@ -264,9 +265,10 @@ impl Builds {
             if name != layer_name(id) {
                 return Err(InvalidFile.into());
             }
-            match known.contains(id) {
-                true => skip(file, size).await?,
-                false => self.read_layer(id, file, size).await?,
+            if known.contains(id) {
+                skip(file, size).await?;
+            } else {
+                self.read_layer(id, file, size).await?;
             }
             skip(file, padding(size) as u64).await?;
         }
@@ -274,9 +276,10 @@ impl Builds {
             None => {
                 // The second block of the end, and what programs fill up with.
                 let left = tokio::io::copy(&mut file.take(1 << 20), &mut tokio::io::sink()).await?;
-                match left < 1 << 20 {
-                    true => Ok(()),
-                    false => Err(InvalidFile.into()),
+                if left < 1 << 20 {
+                    Ok(())
+                } else {
+                    Err(InvalidFile.into())
                 }
             }
             Some(_) => Err(InvalidFile.into()),
@@ -316,9 +319,10 @@ impl Builds {
             Some(copied) => copied.map(|_| ()).map_err(TransferError::Read),
             None => {
                 let copied = copy.await.map_err(TransferError::Read)?;
-                match copied == size {
-                    true => Ok(()),
-                    false => refused("the file is truncated"),
+                if copied == size {
+                    Ok(())
+                } else {
+                    refused("the file is truncated")
                 }
             }
         }
@@ -386,8 +390,9 @@ async fn read_all(file: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> Res
 
 async fn skip(file: &mut (impl AsyncRead + Unpin), size: u64) -> Result<(), TransferError> {
     let skipped = tokio::io::copy(&mut file.take(size), &mut tokio::io::sink()).await?;
-    match skipped == size {
-        true => Ok(()),
-        false => refused("the file is truncated"),
+    if skipped == size {
+        Ok(())
+    } else {
+        refused("the file is truncated")
     }
 }

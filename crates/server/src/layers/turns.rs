@@ -10,14 +10,14 @@ use model::id::TeamId;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Who takes a turn: a team, or the platform itself.
+/// The party that takes a turn: a team, or the platform itself.
 pub(crate) type Payer = Option<TeamId>;
 
 /// The queue of a team is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
-/// The turns.
+/// Turns to fetch layers, shared fairly between payers.
 #[derive(Debug)]
 pub(crate) struct Turns {
     /// How many may wait in the queue of a team.
@@ -32,7 +32,7 @@ struct State {
     queues: VecDeque<(Payer, VecDeque<oneshot::Sender<Turn>>)>,
 }
 
-/// A turn, until it is dropped.
+/// A turn, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn(Option<Arc<Turns>>);
 

@@ -18,9 +18,9 @@ const SHOWN_MAX: usize = 100;
 /// A message of a client.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Message {
-    /// A call that is answered.
+    /// A call that gets an answer.
     Request { id: Value, method: String, params: Value },
-    /// A call that is not.
+    /// A call that gets no answer.
     Notification { method: String, params: Value },
     /// The answer to a call of the server, which never calls.
     Response,
@@ -142,7 +142,7 @@ impl RpcError {
         error
     }
 
-    /// The same error as the answer to a request.
+    /// Makes the error the answer to a request.
     pub(super) fn of(mut self, id: Value) -> Self {
         self.id = id;
         self

@@ -82,8 +82,5 @@ impl PoolSeries {
 }
 
 fn outcome(is_ready: bool) -> &'static str {
-    match is_ready {
-        true => "ready",
-        false => "failed",
-    }
+    if is_ready { "ready" } else { "failed" }
 }

@@ -17,7 +17,7 @@ const WAIT: Duration = Duration::from_secs(60);
 /// How often a sign of life is sent, which is also how a client that is gone is noticed.
 const BEAT: Duration = Duration::from_secs(5);
 
-/// Begins to hold, and answers when that has begun. The body has no end.
+/// Begins to hold what is stored, and answers when that has begun. The body has no end.
 pub(super) async fn hold(State(operator): State<Operator>) -> Result<Response, ErrorResponse> {
     let held = tokio::time::timeout(WAIT, operator.builds.hold()).await;
     let held = held.map_err(|_| {

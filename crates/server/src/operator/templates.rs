@@ -23,7 +23,7 @@ use crate::templates::TemplateName;
 /// A template that was made of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorTemplate {
-    /// Its id.
+    /// Id of the template.
     pub template_id: String,
     /// The id of the build.
     pub build_id: String,
@@ -47,9 +47,9 @@ pub struct OperatorSpace {
 /// A layer that nothing uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorLayer {
-    /// Its id.
+    /// Id of the layer.
     pub id: String,
-    /// Space that it takes, in bytes.
+    /// Space that the layer takes, in bytes.
     pub bytes: u64,
 }
 
@@ -191,9 +191,10 @@ pub(super) async fn collect(
     State(operator): State<Operator>,
     Query(wanted): Query<CollectionParameters>,
 ) -> Result<Json<OperatorCollection>, ErrorResponse> {
-    let (results, files) = match wanted.cache && !wanted.dry_run {
-        true => operator.builds.forget_unused().await?,
-        false => (0, 0),
+    let (results, files) = if wanted.cache && !wanted.dry_run {
+        operator.builds.forget_unused().await?
+    } else {
+        (0, 0)
     };
     let collected = operator.builds.collect_now(wanted.dry_run).await?;
     let collected = collected.map_err(|why| ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))?;

@@ -13,12 +13,12 @@ const BACKOFF_US: i64 = 5 * SECOND_US;
 const BACKOFF_MAX_US: i64 = 600 * SECOND_US;
 /// How long a burst of requests is remembered, in microseconds.
 const BURST_US: i64 = 300 * SECOND_US;
-/// How many of its requests are: so many sandboxes of a kind may be kept at most, where the operator does not ask for more.
+/// Maximum number of sandboxes of a kind that are kept because of a burst, where the operator does not ask for more.
 const BURST_MAX: usize = 8;
 /// Where one takes less than this to become ready, there is another one soon enough. In microseconds.
 const QUICK_US: i64 = SECOND_US / 2;
 
-/// Sandboxes that are asked for.
+/// The demand for sandboxes of one kind.
 #[derive(Debug, Clone)]
 pub(super) struct Demand {
     pub(super) template: TemplateId,
@@ -27,7 +27,7 @@ pub(super) struct Demand {
     pub(super) spec: Arc<BuildSpec>,
     /// How many of them the pool should have in any case.
     pub(super) size: u32,
-    /// Whether they are wanted without being used.
+    /// Whether the sandboxes are kept without being used.
     pub(super) is_permanent: bool,
     /// When one was last asked for.
     pub(super) used_us: i64,
@@ -37,7 +37,7 @@ pub(super) struct Demand {
     pub(super) ready_us: i64,
     /// How many failed since one was used.
     pub(super) failures: u32,
-    /// Nothing is started for it before this time.
+    /// Time before which no sandbox is started for the demand.
     pub(super) retry_us: i64,
     /// The memory that the last one took.
     pub(super) memory_bytes: u64,
@@ -70,8 +70,8 @@ impl Demand {
         self.recent_us.push_back(now_us);
     }
 
-    /// How many of them the pool should have: what was asked for in the time that one takes to become ready, because as many
-    /// could be needed before another one is ready.
+    /// How many sandboxes the pool should have: what was asked for in the time that one takes to become ready, because
+    /// as many could be needed before another one is ready.
     pub(super) fn wanted(&self, now_us: i64) -> usize {
         let size = usize::try_from(self.size).unwrap_or(usize::MAX);
         if self.is_permanent || self.ready_us < QUICK_US {

@@ -33,7 +33,7 @@ const BASE: &str = "base";
 const DEFAULT_USER: &str = "user";
 /// Nothing is started until there was no create request for this long.
 const QUIET: Duration = Duration::from_millis(20);
-/// How long a start waits for that.
+/// How long a start waits for that quiet time.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long nothing is started while the host is short of capacity, in microseconds.
 const SHORT_US: i64 = 10 * SECOND_US;
@@ -289,7 +289,7 @@ impl Pool {
         state.paused_until_us = state.paused_until_us.max(until_us);
     }
 
-    /// The start of a sandbox that belongs to nobody.
+    /// The start request of a sandbox that has no owner.
     fn request(&self, id: &SandboxId, key: &PoolKey, demand: &Demand) -> StartSandbox {
         let services = &self.services;
         let mut resources = services.resources;
@@ -449,11 +449,12 @@ impl State {
             let ready = self.members.iter();
             let ready = ready.filter(|(_, member)| member.key == *key && member.phase == Phase::Ready);
             let ready = ready.filter(|(_, member)| !member.is_promised);
-            match ready.clone().count() > demand.wanted(now_us) {
-                true => ready
+            if ready.clone().count() > demand.wanted(now_us) {
+                ready
                     .min_by_key(|(_, member)| member.since_us)
-                    .map(|(id, _)| id.clone()),
-                false => None,
+                    .map(|(id, _)| id.clone())
+            } else {
+                None
             }
         })
     }

@@ -49,7 +49,7 @@ impl Pool {
         taken
     }
 
-    /// The sandbox of a kind that will be ready next, if it is worth waiting for it.
+    /// Finds the sandbox of a kind that will be ready next, if it is worth waiting for it.
     fn promise(self: &Arc<Self>, key: &PoolKey) -> Option<Promised> {
         let now_us = self.services.clock.now_us();
         let (id, bound) = self.state.lock().promise(key, now_us)?;
@@ -71,7 +71,7 @@ struct Promised {
 }
 
 impl Promised {
-    /// The sandbox when it is ready; none if it is not in time, or never.
+    /// Waits for the sandbox until it is ready; none if it is not in time, or never.
     async fn wait(self) -> Option<Taken> {
         tokio::time::timeout(self.bound, self.settled()).await.ok().flatten()
     }

@@ -17,31 +17,31 @@ pub(super) const LOGGER: &str = "platform";
 /// A lifecycle event of a sandbox. That it started, and that nothing of it runs any more, is reported by the node.
 #[derive(Debug)]
 pub(crate) enum LifecycleEvent<'a> {
-    /// It runs, and the create request is about to be answered.
+    /// The sandbox runs, and the create request is about to be answered.
     Created(&'a SandboxRow),
     /// Its deadline was changed, in microseconds since the Unix epoch.
     TimeoutChanged(i64),
-    /// What it may reach was changed.
+    /// The network policy of the sandbox was changed.
     NetworkChanged,
     /// Its injections were changed.
     InjectionsChanged,
-    /// It was paused, for this reason.
+    /// The sandbox was paused, for this reason.
     Paused(PauseReason, Kept),
-    /// It is about to be paused at its deadline in another way than usual, for this reason.
+    /// The sandbox is about to be paused at its deadline in another way than usual, for this reason.
     PausedOtherwise(&'static str),
-    /// It could not be paused at its deadline, for this reason.
+    /// The sandbox could not be paused at its deadline, for this reason.
     NotPaused(&'static str),
-    /// It could not be resumed and is still paused, for this reason.
+    /// The sandbox could not be resumed and is still paused, for this reason.
     NotResumed(&'a str),
-    /// It was started anew, and is not ready, for this reason.
+    /// The sandbox was started anew, and is not ready, for this reason.
     NotReady(&'static str),
-    /// It was resumed, for this reason.
+    /// The sandbox was resumed, for this reason.
     Resumed(ResumeReason, &'a SandboxRow),
     /// A snapshot of it was made, which is this template, with its memory or without for this reason, if it was wanted.
     Snapshotted(&'a TemplateId, &'a CopiedMemory),
-    /// It was forked, into so many others.
+    /// The sandbox was forked, into this many others.
     Forked(usize),
-    /// It ends or has ended, for this reason.
+    /// The sandbox ends or has ended, for this reason.
     Ending(EndReason),
 }
 

@@ -73,7 +73,7 @@ pub(super) fn short(digest: &[u8]) -> String {
     hex::encode(&digest[..DIGITS / 2])
 }
 
-/// A copy.
+/// A copy of a repository in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mirror {
     path: PathBuf,
@@ -88,7 +88,7 @@ struct Mirror {
 struct State {
     mirrors: HashMap<MirrorKey, Mirror>,
     uses: u64,
-    /// Of files that are being written.
+    /// Bytes of files that are being written.
     written: u64,
 }
 
@@ -96,11 +96,11 @@ struct State {
 #[derive(Debug)]
 pub(super) struct OpenMirror {
     file: File,
-    /// Its size.
+    /// Size of the copy.
     pub(super) bytes: u64,
     /// The digest of its references.
     pub(super) references: String,
-    /// When it was fetched, in seconds since 1970.
+    /// When the copy was fetched, in seconds since 1970.
     pub(super) fetched_s: u64,
 }
 

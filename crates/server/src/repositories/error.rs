@@ -15,10 +15,10 @@ pub(crate) enum RepositoryError {
 }
 
 impl RepositoryError {
-    /// The reasons as metrics have them.
+    /// Every reason, as in metrics.
     pub(crate) const REASONS: [&str; 4] = ["refused", "timeout", "unreachable", "failed"];
 
-    /// Which of them this is.
+    /// The reason in metrics.
     pub(crate) const fn reason(&self) -> &'static str {
         let [refused, timeout, unreachable, failed] = Self::REASONS;
         match self {

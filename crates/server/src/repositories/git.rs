@@ -47,7 +47,7 @@ const MAKE_AS_USER: &str = r#"umask 022
 mkdir -p -- "$1" 2>/dev/null && [ -d "$1" ] && [ -O "$1" ] && [ -w "$1" ] || exit 95
 [ -z "$(ls -A -- "$1")" ] || exit 92"#;
 
-/// Makes it as root, for the user.
+/// Makes the directory as root, for the user who gets it.
 const MAKE_AS_ROOT: &str = r#"umask 022
 if [ -d "$1" ] && [ -n "$(ls -A -- "$1")" ]; then exit 92; fi
 case $2 in

@@ -235,7 +235,7 @@ async fn unsupported_features_are_refused_by_name() {
     assert!(platform.node.started.lock().is_empty());
 }
 
-/// Clients compare it.
+/// Error message that clients compare.
 const NOT_PUBLIC: &str =
     "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.";
 

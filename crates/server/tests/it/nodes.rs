@@ -179,7 +179,7 @@ async fn database() -> (TempDir, Store) {
     (directory, Store::open(&url).await.expect("a database"))
 }
 
-/// The same node with another owner, as from a copy of the data directory.
+/// The identity of a node with another owner, as from a copy of its data directory.
 fn copy_of(n: u8) -> NodeIdentity {
     NodeIdentity {
         owner: host(n + 100).owner,

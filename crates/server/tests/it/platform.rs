@@ -306,7 +306,7 @@ impl TestPlatform {
         self.restart_on(FakeNode::new()).await
     }
 
-    /// The same, on a new node, whose behaviour does not affect what the server does before its end.
+    /// Restarts the server on a new node, whose behaviour does not affect what the server does before its end.
     pub(crate) async fn restart_on(self, node: Arc<FakeNode>) -> Self {
         let running: HashSet<SandboxId> = self.node.running.lock().iter().cloned().collect();
         self.stop.cancel();

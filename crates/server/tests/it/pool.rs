@@ -250,9 +250,10 @@ async fn futures_of<F: Future>(count: usize, make: impl Fn() -> F) -> Vec<F::Out
                 *done = Some(output);
             }
         }
-        match done.iter().all(Option::is_some) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
+        if done.iter().all(Option::is_some) {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
         }
     })
     .await;

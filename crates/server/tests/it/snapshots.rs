@@ -31,7 +31,7 @@ async fn delete(platform: &TestPlatform, snapshot: &str) -> Reply {
     platform.call("DELETE", &format!("/templates/{path}"), "").await
 }
 
-/// As other clients do.
+/// Deletes a snapshot by its own path, as some clients do.
 async fn delete_by_its_own_path(platform: &TestPlatform, snapshot: &str) -> Reply {
     let path = snapshot.replace('/', "%2F").replace(':', "%3A");
     platform.call("DELETE", &format!("/snapshots/{path}"), "").await
@@ -412,9 +412,10 @@ async fn nothing_waits_for_the_copy_of_another_sandbox() {
     };
     let (status, second_waits) = within(refused).await;
     assert_eq!(status.expect("no panic"), 503);
-    let (next, second, third) = match second_waits {
-        true => (of_second, second, third),
-        false => (of_third, third, second),
+    let (next, second, third) = if second_waits {
+        (of_second, second, third)
+    } else {
+        (of_third, third, second)
     };
     assert!(!next.is_finished());
     // It is not held while it waits for its turn.
@@ -463,9 +464,10 @@ async fn a_failure_leaves_the_sandbox_as_it_was() {
         (Behaviour::Panics, 503, Value::Null),
     ] {
         for is_copy in [true, false] {
-            let place = match is_copy {
-                true => &platform.node.copy,
-                false => &platform.node.commit,
+            let place = if is_copy {
+                &platform.node.copy
+            } else {
+                &platform.node.commit
             };
             *place.lock() = behaviour;
             let reply = post(&platform, &id, "snapshots", r#"{"name":"a"}"#).await;

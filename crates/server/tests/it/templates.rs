@@ -118,9 +118,10 @@ async fn a_team_sees_its_own_templates_and_the_global_ones() {
         for path in [format!("/templates/aliases/{name}"), format!("/templates/{name}")] {
             let reply = platform.call("GET", &path, "").await;
             // A name can be looked up in the own namespace only.
-            let missing = match path.starts_with("/templates/aliases/team2") {
-                true => 400,
-                false => 404,
+            let missing = if path.starts_with("/templates/aliases/team2") {
+                400
+            } else {
+                404
             };
             assert_eq!(reply.status, if found { 200 } else { missing }, "{path}: {reply:?}");
         }

@@ -37,8 +37,8 @@ pub(super) struct Startup {
 }
 
 impl Startup {
-    /// That of a stage that begins with an image. The image alone starts nothing: its entry point counts once the Dockerfile
-    /// has a command for it.
+    /// Startup of a stage that begins with an image. The image alone starts nothing: its entry point counts once the
+    /// Dockerfile has a command for it.
     pub(super) fn of_image(entrypoint: &[String]) -> Self {
         Self {
             entrypoint: entrypoint.to_vec(),
@@ -46,7 +46,7 @@ impl Startup {
         }
     }
 
-    /// That of a stage that begins with the one of this.
+    /// Startup of a stage that begins with the stage of this one.
     pub(super) fn inherited(&self) -> Self {
         Self {
             has_own_cmd: false,

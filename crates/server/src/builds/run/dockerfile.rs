@@ -70,9 +70,10 @@ pub(super) async fn run(
         count: stages.map(|(stage, _)| stage.instructions.len()).sum(),
     };
     for (index, is_needed) in needed.into_iter().enumerate() {
-        let stage = match is_needed {
-            true => Some(Box::pin(run.stage(index)).await?),
-            false => None,
+        let stage = if is_needed {
+            Some(Box::pin(run.stage(index)).await?)
+        } else {
+            None
         };
         run.stages.push(stage);
     }
@@ -328,9 +329,10 @@ impl<'a> Run<'a, '_> {
         let expand = |word: &str| {
             let expanded = dockerfile::expand(word, self.plan.escape, &|name| stage.lookup(name));
             let expanded = expanded.map_err(|error| fail(error.to_string()))?;
-            match expanded.contains('\0') {
-                true => Err(fail("contains NUL".to_owned())),
-                false => Ok(expanded),
+            if expanded.contains('\0') {
+                Err(fail("contains NUL".to_owned()))
+            } else {
+                Ok(expanded)
             }
         };
         let optional = |word: &Option<String>| word.as_deref().map(expand).transpose();
@@ -349,10 +351,11 @@ impl<'a> Run<'a, '_> {
                     content,
                     is_expanded,
                 } => {
-                    let content = match is_expanded {
-                        true => dockerfile::expand_text(content, &|name| stage.lookup(name))
-                            .map_err(|error| fail(error.to_string()))?,
-                        false => content.clone(),
+                    let content = if *is_expanded {
+                        dockerfile::expand_text(content, &|name| stage.lookup(name))
+                            .map_err(|error| fail(error.to_string()))?
+                    } else {
+                        content.clone()
                     };
                     inline.push((name.clone(), content));
                 }
@@ -398,12 +401,11 @@ impl<'a> Run<'a, '_> {
 
 /// Checks the size of all words of an instruction, or of all variables, together.
 fn within(step: &str, lengths: impl Iterator<Item = usize>) -> Result<(), BuildFailure> {
-    match lengths.sum::<usize>() > WORDS_MAX {
-        true => {
-            let why = format!("more than {WORDS_MAX} bytes of variables or sources");
-            Err(BuildFailure::at(step, why))
-        }
-        false => Ok(()),
+    if lengths.sum::<usize>() > WORDS_MAX {
+        let why = format!("more than {WORDS_MAX} bytes of variables or sources");
+        Err(BuildFailure::at(step, why))
+    } else {
+        Ok(())
     }
 }
 

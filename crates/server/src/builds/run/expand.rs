@@ -53,9 +53,10 @@ fn variable(text: &str) -> Option<(&str, &str)> {
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         return None;
     }
-    match is_braced {
-        true => Some((name, after.strip_prefix('}')?)),
-        false => Some((name, after)),
+    if is_braced {
+        Some((name, after.strip_prefix('}')?))
+    } else {
+        Some((name, after))
     }
 }
 

@@ -266,9 +266,10 @@ impl<'a> Machine<'a> {
                 let reason = ended.stderr.trim();
                 Err(BuildFailure::at(
                     &self.step,
-                    match reason.is_empty() {
-                        true => format!("{name} ended with {code}"),
-                        false => reason.to_owned(),
+                    if reason.is_empty() {
+                        format!("{name} ended with {code}")
+                    } else {
+                        reason.to_owned()
                     },
                 ))
             }
@@ -302,7 +303,7 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// Why a build fails with it: its exit code, and the last lines of its output.
+    /// The failure of a build because of the command: its exit code, and the last lines of its output.
     pub(super) fn failure(&self, step: &str, what: &str) -> BuildFailure {
         let ended = format!("{what} ended with exit code {}", self.code);
         BuildFailure::at(step, self.told(ended))
@@ -383,7 +384,7 @@ impl StepLog<'_> {
     }
 }
 
-/// Writes the output of a command into the log of the build, and keeps the last of it.
+/// Writes the output of a command into the log of the build, and keeps its last lines.
 struct LogOutput<'a> {
     log: StepLog<'a>,
     stdout: Lines,
@@ -446,9 +447,10 @@ impl Output for Report<'_> {
                 Err(error) => return Err(io::Error::other(error)),
             }
         }
-        match self.line.len() > REPORT_MAX {
-            true => Err(io::Error::other("a line is too long")),
-            false => Ok(()),
+        if self.line.len() > REPORT_MAX {
+            Err(io::Error::other("a line is too long"))
+        } else {
+            Ok(())
         }
     }
 }

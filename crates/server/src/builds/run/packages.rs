@@ -71,7 +71,8 @@ impl Lacking {
         Some(Self { tool, missing, wanted })
     }
 
-    /// Installs it, if the network of the sandbox allows that. The build goes on without, and its log says so.
+    /// Installs the packages, if the network of the sandbox allows that. The build goes on without, and its log says
+    /// so.
     pub(super) async fn install(self, context: &BuildContext, machine: &Machine<'_>) -> Result<(), BuildFailure> {
         let Self { tool, missing, wanted } = self;
         let script = format!("{}{INSTALL}", functions(tool));

@@ -1,4 +1,4 @@
-//! A build while it runs: the state so far, and how it changes.
+//! Progress of a build: the state so far, and how it changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ use crate::builds::recipe::{BuildFailure, BuildSpec, Job, Logins, Registry, Sour
 
 /// Changed when the same steps would make other layers than before.
 const FORMAT: &str = "1";
-/// The same for what an image becomes before the first step.
+/// Format of the keys of what an image becomes before the first step.
 const IMAGE_FORMAT: &str = "2";
 /// The user of sandboxes, who exists in every template.
 pub(super) const USER: &str = "user";
@@ -70,12 +70,13 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn image(&self) -> Image {
-        match self.base && self.layers.is_empty() {
-            true => Image::Base,
-            false => Image::Layers {
+        if self.base && self.layers.is_empty() {
+            Image::Base
+        } else {
+            Image::Layers {
                 base: self.base,
                 layers: self.layers.clone(),
-            },
+            }
         }
     }
 
@@ -159,7 +160,7 @@ impl<'a> Progressing<'a> {
         Ok(())
     }
 
-    /// Makes another user run the steps, where layers do not tell who it is.
+    /// Makes another user run the steps, where the layers do not determine the user.
     pub(super) fn become_user(&mut self, user: &str) {
         user.clone_into(&mut self.state.user);
         self.key = Key::first(&[self.key.as_str(), user]);
@@ -385,9 +386,10 @@ impl<'a> Progressing<'a> {
     }
 
     fn log_cached(&self, name: &str, line: String, is_cached: bool) {
-        match is_cached {
-            true => self.log(name, format!("CACHED {line}")),
-            false => self.log(name, line),
+        if is_cached {
+            self.log(name, format!("CACHED {line}"));
+        } else {
+            self.log(name, line);
         }
     }
 
@@ -553,15 +555,17 @@ impl<'a> Progressing<'a> {
 
     /// Makes sure that a directory exists and returns its physical path.
     async fn workdir(&self, machine: &Machine<'_>, step: &str, path: &str) -> Result<String, BuildFailure> {
-        let absolute = match path.starts_with('/') {
-            true => path.to_owned(),
-            false => format!("{}/{path}", self.state.workdir.as_deref().unwrap_or_default()),
+        let absolute = if path.starts_with('/') {
+            path.to_owned()
+        } else {
+            format!("{}/{path}", self.state.workdir.as_deref().unwrap_or_default())
         };
         let user = &self.state.user;
-        let owner = match user.contains(':') {
-            true => user.clone(),
+        let owner = if user.contains(':') {
+            user.clone()
+        } else {
             // With the group of the user.
-            false => format!("{user}:"),
+            format!("{user}:")
         };
         let args = ["-c", MAKE_DIRECTORY, "sh", &absolute, &owner, user];
         let command = ProcessConfig {
@@ -572,12 +576,11 @@ impl<'a> Progressing<'a> {
         };
         let (ended, output) = machine.output_of("root", command, PATH_MAX + 1).await?;
         let made = output.strip_suffix('\n').unwrap_or(&output);
-        match ended.code == 0 && made.starts_with('/') && made.len() <= PATH_MAX {
-            true => Ok(made.to_owned()),
-            false => {
-                let why = format!("cannot enter {absolute}: {}", ended.stderr.trim());
-                Err(BuildFailure::at(step, why))
-            }
+        if ended.code == 0 && made.starts_with('/') && made.len() <= PATH_MAX {
+            Ok(made.to_owned())
+        } else {
+            let why = format!("cannot enter {absolute}: {}", ended.stderr.trim());
+            Err(BuildFailure::at(step, why))
         }
     }
 
@@ -605,7 +608,7 @@ impl<'a> Progressing<'a> {
         true
     }
 
-    /// Commits what a step wrote, and remembers it.
+    /// Commits what a step wrote, and stores the layer under the key of the step.
     async fn commit(&mut self, machine: Machine<'a>) -> Result<(), BuildFailure> {
         let merge = self.state.layers.len() >= Image::LAYERS_MAX;
         let Committed { layer, bytes } = machine.commit(merge).await?;

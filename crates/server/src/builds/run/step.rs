@@ -1,4 +1,4 @@
-//! Steps of a build as they are executed: checked, and with their keys in the cache of layers.
+//! Steps of a build in the form in which they are executed: checked, and with their keys in the cache of layers.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) enum Instruction {
     Env(Vec<(String, String)>),
     /// The working directory.
     Workdir(String),
-    /// The user, and whether it may become root.
+    /// The user of the following steps, and whether it may become root.
     User { name: String, admin: bool },
     /// A program with its arguments, as the current user, with variables besides those of the state, which win.
     Exec {
@@ -140,7 +140,7 @@ impl Key {
         Self(hash(parts))
     }
 
-    /// The key of a step on this one.
+    /// The key of a step after this key.
     pub(super) fn step(&self, step: &Step) -> Self {
         let kind = step.kind.to_ascii_uppercase();
         let files = step.files_hash.as_deref().unwrap_or_default();
@@ -149,7 +149,7 @@ impl Key {
         Self(hash(&parts))
     }
 
-    /// The key of something else on this one.
+    /// The key of other work after this key.
     pub(super) fn with(&self, parts: &[&str]) -> Self {
         let mut all = vec![self.0.as_str()];
         all.extend(parts);

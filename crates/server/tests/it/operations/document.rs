@@ -4,23 +4,23 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-/// The document.
+/// The OpenAPI document.
 pub(super) struct Document(pub(super) Value);
 
-/// One operation of it.
+/// One operation of the document.
 pub(super) struct Operation {
     pub(super) id: String,
     pub(super) method: String,
     pub(super) path: String,
     pub(super) parameters: Vec<Value>,
-    /// The schema of its body, if it takes one.
+    /// The schema of the body, if the operation takes one.
     pub(super) body: Option<Value>,
     pub(super) needs_body: bool,
     /// Its responses, by status.
     pub(super) responses: BTreeMap<String, Value>,
     /// Whether its summary says that it is not built yet.
     is_not_built: bool,
-    /// Whether it needs no credentials.
+    /// Whether the operation needs no credentials.
     pub(super) is_open: bool,
 }
 
@@ -209,7 +209,7 @@ impl Document {
         cases
     }
 
-    /// The same for every key of a body, put into `base`, at any depth.
+    /// Cases for every key of a body, put into `base`, at any depth.
     pub(super) fn body_cases(&self, schema: &Value, base: &Map<String, Value>) -> Vec<Case> {
         let schema = self.resolve(schema);
         let mut cases = Vec::new();

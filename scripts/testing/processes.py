@@ -66,6 +66,16 @@ def children() -> list[int]:
     return []
 
 
+def reap(process: subprocess.Popen[bytes]) -> float:
+    """Sets the exit code of a child that has ended, and returns the seconds of processors that it and everything it waited for have
+    used, which `subprocess` does not tell. A child that runs is left as it is. Nothing else may wait for it meanwhile.
+    """
+    pid, status, used = os.wait4(process.pid, os.WNOHANG)
+    if pid:
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return used.ru_utime + used.ru_stime
+
+
 class Process:
     """A task that was begun."""
 
@@ -105,7 +115,9 @@ class Process:
 
     def poll(self) -> int | None:
         """The exit code, once it has ended; what is overdue is asked to end, and what does not end is killed."""
-        code = self._wait()
+        if self.process.returncode is None:
+            self.processor_s = reap(self.process)
+        code = self.process.returncode
         if code is not None:
             if self.ended is None:
                 self.ended = time.monotonic()
@@ -117,15 +129,6 @@ class Process:
         elif self.stopped_for is not None and time.monotonic() - self._stopped_at > self.task.grace:
             self._signal(signal.SIGKILL)
         return None
-
-    def _wait(self) -> int | None:
-        """The exit code, once it has ended. `subprocess` does not tell what a process has used."""
-        if self.process.returncode is None:
-            pid, status, used = os.wait4(self.process.pid, os.WNOHANG)
-            if pid:
-                self.process.returncode = os.waitstatus_to_exitcode(status)
-                self.processor_s = used.ru_utime + used.ru_stime
-        return self.process.returncode
 
     def stop(self, why: str) -> None:
         """Asks the task to end, like Ctrl-C."""

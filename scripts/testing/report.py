@@ -76,17 +76,22 @@ def times(outcomes: Sequence[Outcome], install_s: float, total_s: float) -> list
     lines = [f"{'seconds':>8}  {'processor':>9}  what", f"{install_s:8.0f}  {'':9}  installing packages"]
     kept = [outcome for outcome in outcomes if outcome.task.step == "prepare" and outcome.status == PASSED and outcome.seconds < 5]
     if kept:
-        lines.append(f"{sum(outcome.seconds for outcome in kept):8.0f}  {sum(outcome.processor_s for outcome in kept):9.0f}  {len(kept)} assets that were kept, together")
+        lines.append(f"{sums(kept)}  {len(kept)} assets that were kept, together")
     for outcome in outcomes:
         if outcome not in kept:
             tests = f", {len(outcome.timings)} tests" if outcome.timings else ""
             alone = ", alone" if outcome.task.alone else ""
-            used = f"{outcome.seconds:8.0f}  {outcome.processor_s:9.0f}"
-            lines.append(f"{used}  {outcome.task.name} ({outcome.task.step}): {outcome.status}{tests}{alone}")
+            lines.append(f"{sums([outcome])}  {outcome.task.name} ({outcome.task.step}): {outcome.status}{tests}{alone}")
     worked = sum(outcome.seconds for outcome in outcomes)
     used = sum(outcome.processor_s for outcome in outcomes)
     lines.append(f"{total_s:8.0f}  {used:9.0f}  in all, for {worked:.0f} s of work side by side")
     return lines
+
+
+def sums(outcomes: Sequence[Outcome]) -> str:
+    """Two columns: how long some tasks took, and what they used of the processors."""
+    seconds, used = (sum(column) for column in zip(*((outcome.seconds, outcome.processor_s) for outcome in outcomes)))
+    return f"{seconds:8.0f}  {used:9.0f}"
 
 
 def failure(outcome: Outcome, seed: int, again: str, room: int = FAILURE_LINES) -> list[str]:

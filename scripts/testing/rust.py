@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+
+from testing.processes import reap
 
 # Programs at the same time. They use a third of two processors when one runs.
 AT_ONCE = 3
@@ -32,6 +35,7 @@ SECONDS = {
     **{"cli::it": 43, "node::linux": 38, "node::driver": 20, "store::it": 15, "blobs::s3": 9, "docs::ripgrep": 9, "runtime": 9},
 }
 BOUND_S = 900
+PAUSE_S = 0.02
 CLOSING = re.compile(r"^(test result: .*|\d+ passed, \d+ failed)$", re.MULTILINE)
 PASSED = re.compile(r"(\d+) passed")
 LINES = 40
@@ -116,38 +120,38 @@ class Runs:
                     [program.path], cwd=program.directory, env=environment(program), stdin=subprocess.DEVNULL, stdout=out, stderr=out
                 )
                 self.running.add(process)
-            try:
-                used_s, overdue = wait(process, BOUND_S)
-                if overdue:
-                    out.write(f"\nit did not end within {BOUND_S} s\n".encode())
-            finally:
-                with self.lock:
-                    self.running.discard(process)
+            overdue = False
+            while (used_s := self._reap(process)) is None:
+                if not overdue and time.monotonic() - begun > BOUND_S:
+                    self._kill(process)
+                    overdue = True
+                time.sleep(PAUSE_S)
+            if overdue:
+                out.write(f"\nit did not end within {BOUND_S} s\n".encode())
         return process.returncode, time.monotonic() - begun, used_s, log.read_text(errors="replace")
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> float | None:
+        """The seconds of processors that a program has used, once it has ended. A program is waited for and killed under the
+        lock, so that its id is never that of another one.
+        """
+        with self.lock:
+            used_s = reap(process)
+            if process.returncode is None:
+                return None
+            self.running.discard(process)
+            return used_s
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        with self.lock:
+            if process in self.running:
+                os.kill(process.pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Ends what runs; nothing begins any more."""
         with self.lock:
             self.ended = True
             for process in self.running:
-                process.kill()
-
-
-def wait(process: subprocess.Popen[bytes], bound_s: float) -> tuple[float, bool]:
-    """Waits for a program, which is killed when it is overdue. Returns the seconds of processors that it used, which
-    `subprocess` does not tell, and whether it was killed.
-    """
-    deadline = time.monotonic() + bound_s
-    overdue = False
-    while True:
-        pid, status, used = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return used.ru_utime + used.ru_stime, overdue
-        if not overdue and time.monotonic() > deadline:
-            process.kill()
-            overdue = True
-        time.sleep(0.02)
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def record(program: Program, code: int, seconds: float, output: str) -> str:
@@ -197,7 +201,8 @@ def main(words: list[str]) -> int:
                     for other in () if goes_on else futures:
                         other.cancel()
                 else:
-                    print(f"{program.name}: {closing[-1] if closing else 'ended with 0'} ({seconds:.1f} s, {used_s:.1f} s of processors)", flush=True)
+                    said = closing[-1] if closing else "ended with 0"
+                    print(f"{program.name}: {said} ({seconds:.1f} s, {used_s:.1f} s of processors)", flush=True)
     except KeyboardInterrupt:
         print("ended before its time", flush=True)
         return 130

@@ -10,8 +10,8 @@
 //! - logs of builds, and which layers and uploaded files a node has for the builds of a team;
 //! - nodes: which hosts share the database, and which server may change the rows of each;
 //! - sandboxes: their owner, template, node and deadline. Deadlines survive a restart of the platform. The environment
-//!   that a client set is a secret of that client: only as ciphertext that the caller sealed, and dropped when the
-//!   sandbox ends;
+//!   that a client set is a secret of that client. It is stored only as ciphertext that the caller sealed, and it is
+//!   removed when the sandbox ends;
 //! - secrets of teams, their values only as ciphertext that the caller sealed;
 //! - logs and metrics of sandboxes, for some days after their end: the only record of what happened;
 //! - idempotency keys: which request came first, and its response without secrets.

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -155,6 +156,12 @@ class Running(unittest.TestCase):
         _, found = self.run_all(self.shell("suite", f"echo '{line}' >> timings; printf '{{\"te' >> timings", timings=timings))
         (timing,) = found["suite"].timings
         self.assertEqual((timing.test, timing.seconds, timing.around_s, timing.failed), ("a::b", 2.5, 1.5, False))
+
+    def test_what_a_task_and_its_children_use_of_the_processors_is_told(self) -> None:
+        burn = "import time\nwhile time.process_time() < 0.2: pass"
+        _, found = self.run_all(self.shell("burns", f"{sys.executable} -c '{burn}'; true"), self.shell("waits", "sleep 0.3"))
+        self.assertGreaterEqual(found["burns"].processor_s, 0.2)
+        self.assertLess(found["waits"].processor_s, 0.1)
 
 
 class Showing(unittest.TestCase):

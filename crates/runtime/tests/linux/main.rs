@@ -33,7 +33,7 @@ use testkit::privileged::{self, Subcommand};
 
 use self::loops::{loops_of, mounts_of};
 
-/// Between two looks at a condition: what looks all the time keeps a processor from what it waits for.
+/// Pause between two checks of a condition. A loop without one takes processor time from what it waits for.
 const PAUSE: Duration = Duration::from_millis(2);
 
 const RESOURCES: Resources = Resources {

@@ -411,7 +411,8 @@ impl Reply {
     }
 }
 
-/// Lets some time pass before a condition is looked at again: what asks a database all the time keeps it from what is waited for.
+/// Waits before a condition is checked again. A loop that queries a database without a pause takes processor time from what it
+/// waits for.
 pub(crate) async fn pause() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }

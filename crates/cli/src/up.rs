@@ -82,9 +82,9 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
 
 /// The runtimes of what must not be in the way of the platform's own work.
 struct Runtimes {
-    /// Those on which connections of clients are served.
+    /// The runtimes on which connections of clients are served.
     connections: Vec<Handle>,
-    /// That on which connections of sandboxes are relayed.
+    /// The runtime on which connections of sandboxes are relayed.
     traffic: Handle,
 }
 

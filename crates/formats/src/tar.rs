@@ -114,7 +114,7 @@ pub fn checksum(block: &[u8; BLOCK]) -> u64 {
     summed(block).map(u64::from).sum()
 }
 
-/// The same sum as some old programs wrote it, with signed bytes.
+/// The checksum of a header as some old programs wrote it, with signed bytes.
 #[must_use]
 pub fn signed_checksum(block: &[u8; BLOCK]) -> i64 {
     summed(block).map(|byte| i64::from(byte.cast_signed())).sum()
@@ -158,10 +158,10 @@ fn digits(text: &[u8]) -> Option<&str> {
 /// Why a field of a header is not a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotANumber {
-    /// It has other characters.
+    /// The field has characters other than octal digits.
     #[error("not an octal number")]
     Digits,
-    /// It does not fit.
+    /// The number does not fit.
     #[error("a number is too large")]
     Range,
 }

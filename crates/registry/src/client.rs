@@ -195,7 +195,7 @@ impl Url {
 pub struct Settings<'a> {
     /// Certificates of issuers, in PEM, that are trusted besides those of the system, by `host` or `host:port`.
     pub authorities: &'a BTreeMap<String, String>,
-    /// Those with plain HTTP, by `host` or `host:port`.
+    /// Registries with plain HTTP, by `host` or `host:port`.
     pub insecure: &'a [String],
     /// How long an answer may take, from the look-up of the name to the end of its head.
     pub request_timeout: Duration,
@@ -436,7 +436,7 @@ pub struct Response {
     pub status: StatusCode,
     /// Its headers.
     pub headers: HeaderMap,
-    /// Who sent it.
+    /// The authority (`host` or `host:port`) that sent the response.
     pub authority: String,
     body: Incoming,
     stall_timeout: Duration,

@@ -32,9 +32,9 @@ pub struct Retries {
 /// What a repository is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// To read it.
+    /// Reading the repository.
     Pull,
-    /// To write to it as well.
+    /// Reading and writing the repository.
     Push,
 }
 

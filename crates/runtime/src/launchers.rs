@@ -226,7 +226,7 @@ impl LauncherPool {
         Ok(launchers)
     }
 
-    /// What starts them.
+    /// The helpers that start launchers.
     pub(crate) fn helpers(&self) -> &Arc<Helpers> {
         &self.helpers
     }

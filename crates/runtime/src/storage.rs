@@ -108,7 +108,7 @@ impl Storage {
         })
     }
 
-    /// The same storage, for which these can start processes.
+    /// This storage, with `helpers` that start its processes.
     #[must_use]
     pub(crate) fn with_helpers(self, helpers: Arc<Helpers>) -> Self {
         Self {

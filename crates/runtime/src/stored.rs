@@ -94,7 +94,7 @@ pub enum ArchiveError {
 /// Why the memory of a snapshot was not copied.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyMemoryError {
-    /// It is not there, is damaged, or does not fit the host. The text is for the client.
+    /// The memory is not there, is damaged, or does not fit the host. The text is for the client.
     #[error("{0}")]
     Unusable(String),
     /// A step failed.

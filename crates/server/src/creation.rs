@@ -88,7 +88,7 @@ pub(crate) struct RequestKey {
 #[derive(Debug)]
 pub(crate) enum Creation {
     /// The sandbox was created.
-    Created(Created),
+    Created(Box<Created>),
     /// The request repeats one that was answered before, with this sandbox.
     Repeated(StoredSandbox),
 }
@@ -130,7 +130,7 @@ impl SandboxCreation {
         stages.extend(created.stages);
         stages.push(Stage::new("total", auth_time + begun.elapsed()));
         metrics.create_stages(&stages);
-        Ok(Creation::Created(Created { stages, ..created }))
+        Ok(Creation::Created(Box::new(Created { stages, ..created })))
     }
 
     /// Claims the key of a request, checks the request, and reserves everything that its sandbox needs.

@@ -59,7 +59,7 @@ impl Content for Upload {
 
 /// What registries are trusted with.
 pub(super) struct Trust<'a> {
-    /// Those with plain HTTP.
+    /// Registries with plain HTTP.
     pub(super) insecure: &'a [String],
     /// Certificates of issuers, in PEM, by registry.
     pub(super) authorities: &'a BTreeMap<String, String>,

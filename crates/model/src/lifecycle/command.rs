@@ -31,31 +31,31 @@ use super::{State, Transition};
 /// A request to a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Pause it.
+    /// Pauses the sandbox.
     Pause,
-    /// Resume it.
+    /// Resumes the sandbox.
     Resume(Resume),
-    /// Extend its deadline if it runs, and otherwise resume it.
+    /// Extends the deadline of a running sandbox, and resumes one that is paused.
     Connect,
-    /// End it.
+    /// Ends the sandbox.
     Stop {
-        /// An attempt to end it has failed.
+        /// An attempt to end the sandbox has failed.
         is_retry: bool,
     },
-    /// Change its deadline, its network or its injections.
+    /// Changes the deadline, the network or the injections.
     Change,
-    /// Make a snapshot of it, or fork it.
+    /// Makes a snapshot of the sandbox, or forks it.
     Copy,
-    /// Write to disk what is paused in memory, in the background.
+    /// Writes to disk what is paused in memory, in the background.
     Write,
-    /// Take note that nothing of it runs any more. It comes from the node.
+    /// Notes that nothing of the sandbox runs any more. This command comes from the node.
     Exit,
 }
 
 /// How a sandbox is to be resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
-    /// Its processes are given up, if they are kept.
+    /// Kept processes are given up.
     pub discards_processes: bool,
     /// A sandbox that goes on running instead of being paused and resumed is the same to the client.
     pub may_go_on: bool,
@@ -64,26 +64,26 @@ pub struct Resume {
 /// What becomes of a command that arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// It is carried out now, whatever has its turn.
+    /// The command is carried out now, whatever has its turn.
     Run,
-    /// It shares the outcome of what is under way.
+    /// The command shares the outcome of what is under way.
     Join,
-    /// It waits for its turn.
+    /// The command waits for its turn.
     Wait,
-    /// It waits for its turn, and a pause that is under way is cancelled.
+    /// The command waits for its turn, and a pause that is under way is cancelled.
     Cancel,
-    /// It is refused.
+    /// The command is refused.
     Refuse(Refusal),
 }
 
 /// What becomes of a command that has its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtTurn {
-    /// It is carried out.
+    /// The command is carried out.
     Run,
-    /// What it asked for was done since it arrived: it shares the outcome of that.
+    /// What the command asked for was done since it arrived: it shares the outcome of that.
     Join,
-    /// It is refused.
+    /// The command is refused.
     Refuse(Refusal),
 }
 
@@ -107,24 +107,24 @@ pub enum Refusal {
 /// What is to be done with a sandbox at its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AtDeadline {
-    /// Nothing: it has another deadline, or none.
+    /// Nothing: the sandbox has another deadline, or none.
     Nothing,
-    /// It is paused.
+    /// The sandbox is paused.
     Pause,
-    /// It has run for as long as it may, and is ended.
+    /// The sandbox has run for as long as it may, and is ended.
     Expire,
-    /// It was paused for as long as paused sandboxes are kept, and is ended.
+    /// The sandbox was paused for as long as paused sandboxes are kept, and is ended.
     EndRetention,
 }
 
 /// What is known about the deadlines of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// Its deadline has passed.
+    /// The deadline has passed.
     pub is_due: bool,
-    /// It is paused at its deadline.
+    /// The sandbox is paused at its deadline.
     pub pauses: bool,
-    /// The time has passed for which it is kept while it is paused.
+    /// The time has passed for which the sandbox is kept while it is paused.
     pub is_retention_over: bool,
 }
 

@@ -86,6 +86,8 @@ impl Modules {
                 at += 3;
             } else if tokens[at].is("use") && !follows_path(tokens, at) {
                 at = self.declaration(&module, file, tokens, at + 1);
+            } else if is_visibility(tokens, at) {
+                at = path("in", tokens, at + 1).1;
             } else if let Some(first) = tokens[at].ident().filter(|_| !follows_path(tokens, at)) {
                 let (segments, next) = path(first, tokens, at);
                 if segments.len() > 1 {
@@ -210,6 +212,11 @@ fn inline_module(tokens: &[Token]) -> Option<&str> {
     } else {
         None
     }
+}
+
+/// Whether the word here is that of `pub(in PATH)`. Whoever may see an item is not used by it.
+fn is_visibility(tokens: &[Token], at: usize) -> bool {
+    at >= 2 && tokens[at].is("in") && tokens[at - 1].open('(') && tokens[at - 2].is("pub")
 }
 
 /// Whether what is before the place makes it a later part of something: a path, a field, a method, a `$crate`'s word.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use jiff::Timestamp;
 use protocol::image::{ImageReport, LayerReport, Progress, PullJob};
-use registry::{Client, Retries, Settings};
+use registry::{Client, RequestSettings, Retries};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -109,7 +109,7 @@ async fn find(
     log: Log<'_>,
 ) -> Result<(Arc<Registry>, Digest, Image)> {
     let transfer = &job.transfer;
-    let client = Client::new(&Settings {
+    let client = Client::new(&RequestSettings {
         authorities: &job.authorities,
         insecure: &job.insecure,
         request_timeout: Duration::from_millis(transfer.request_timeout_ms),

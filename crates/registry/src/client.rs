@@ -192,7 +192,7 @@ impl Url {
 
 /// What the requests of a client have in common.
 #[derive(Debug, Clone)]
-pub struct Settings<'a> {
+pub struct RequestSettings<'a> {
     /// Certificates of issuers, in PEM, that are trusted besides those of the system, by `host` or `host:port`.
     pub authorities: &'a BTreeMap<String, String>,
     /// Registries with plain HTTP, by `host` or `host:port`.
@@ -232,7 +232,7 @@ impl Client {
     ///
     /// # Errors
     /// When a certificate is none.
-    pub fn new(settings: &Settings<'_>) -> Result<Self> {
+    pub fn new(settings: &RequestSettings<'_>) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let mut own = BTreeMap::new();
@@ -544,7 +544,7 @@ mod tests {
 
     #[test]
     fn a_registry_without_https_may_be_named_with_its_port() {
-        let client = Client::new(&Settings {
+        let client = Client::new(&RequestSettings {
             authorities: &BTreeMap::new(),
             insecure: &[
                 "a.example:80".to_owned(),

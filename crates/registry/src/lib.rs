@@ -10,6 +10,6 @@ mod client;
 mod login;
 mod repository;
 
-pub use client::{Client, Content, ContentBody, Failure, Found, Lookup, Response, Settings, Url};
+pub use client::{Client, Content, ContentBody, Failure, Found, Lookup, RequestSettings, Response, Url};
 pub use login::{Login, secret};
 pub use repository::{Access, Repository, Retries};

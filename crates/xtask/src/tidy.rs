@@ -8,6 +8,7 @@ mod breach;
 mod circles;
 mod comments;
 mod crates;
+mod documents;
 mod exceptions;
 mod glossary;
 mod licences;
@@ -72,6 +73,7 @@ fn check(root: &Path) -> Result<Vec<Breach>> {
     let refused = glossary::refused(&tree)?;
     breaches.extend(words::check(&tree, &refused)?);
     breaches.extend(comments::check(&tree, &refused)?);
+    breaches.extend(documents::check(&tree));
     let mut exceptions = Exceptions::of_today();
     breaches.retain(|breach| !exceptions.covers(breach));
     breaches.extend(exceptions.unused());

@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use registry::{
-    Access, Client, Content, ContentBody, Failure, Found, Login, Repository, Response, Retries, Settings, Url,
+    Access, Client, Content, ContentBody, Failure, Found, Login, Repository, RequestSettings, Response, Retries, Url,
 };
 use tokio_util::io::ReaderStream;
 
@@ -70,7 +70,7 @@ pub(super) struct Artifacts(Repository);
 
 impl Artifacts {
     pub(super) fn new(of: &Reference, trust: &Trust<'_>, login: Option<Login>, access: Access) -> Result<Self> {
-        let client = Client::new(&Settings {
+        let client = Client::new(&RequestSettings {
             authorities: trust.authorities,
             insecure: trust.insecure,
             request_timeout: ANSWER_TIMEOUT,

@@ -99,7 +99,10 @@ impl Storage {
 
     /// Runs a process that reads or writes an archive. Afterwards the only ends of a pipe are that of the process and that
     /// of the caller.
-    #[expect(clippy::needless_pass_by_value, reason = "it is closed here, so that the other end sees that it ends")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "it is closed here, so that the other end sees that it ends"
+    )]
     fn archive(&self, order: &Request, stream: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> io::Result<Reply> {
         let deadline = Instant::now() + ARCHIVE_TIMEOUT;
         let fds = [stream.as_fd()];

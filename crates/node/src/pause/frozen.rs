@@ -113,15 +113,16 @@ pub(super) async fn thaw(
     handle.set_egress(request.egress);
     // One write to a file of the kernel.
     let thawed = handle.sandbox().thaw();
-    let was_at_rest = handle.set_at_rest(false);
-    if (handle.is_adopted() || was_at_rest) && thawed.is_ok() {
-        wake(&handle).await;
-    }
     if let Err(error) = thawed {
         if handle.is_frozen() {
             handle.close_egress();
         }
+        // What is at rest stays at rest: the resume that succeeds replaces the spawner.
         return Err(failed(error));
+    }
+    let was_at_rest = handle.set_at_rest(false);
+    if handle.is_adopted() || was_at_rest {
+        wake(&handle).await;
     }
     handle.set_frozen(false);
     if was_at_rest {

@@ -192,6 +192,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "blobs.store" => "s3",
                     "blobs.endpoint" => "https://s3.test",
                     "blobs.secret_access_key_file" | "blobs.ca_file" => "/x",
+                    "sandbox.isolation" => "container",
                     _ => "x",
                 };
                 (text, format!("{text:?}"))

@@ -10,8 +10,9 @@
 //! an image does not have. For the answer the kernel walks through the table of the whole host, twice, which took 20 of the
 //! 55 ms of an image (2^18 buckets, none used).
 //!
-//! The library is made here, as bytes: it needs no compiler, and is the same on every machine. Programs that CRIU starts load
-//! it as well, and some refuse to work when the two user ids differ.
+//! The library is made here, as bytes: it needs no compiler, and is the same on every machine
+//! (`docs/decisions/own-preload.md`). Programs that CRIU starts load it as well, and some refuse to work when the two user ids
+//! differ.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -226,6 +227,74 @@ mod tests {
             assert_eq!(id(None, arguments), "1234\n");
             assert_eq!(id(Some(&path), arguments), "0\n");
         }
+    }
+
+    /// The functions as an assembler reads them, with `syscall` at 0x1000.
+    #[cfg(target_arch = "x86_64")]
+    const SOURCE: &str = "
+        .intel_syntax noprefix
+        xor eax, eax
+        ret
+        .org 8
+        cmp edi, 16
+        jne other
+        cmp edx, 12
+        jne other
+        mov esi, 4
+        mov edi, 32
+        jmp qword ptr [rip + syscall]
+        other: mov ecx, edx
+        mov edx, esi
+        mov esi, edi
+        mov edi, 41
+        jmp qword ptr [rip + syscall]
+        end: .org 0x1000
+        syscall: .quad 0
+    ";
+    #[cfg(target_arch = "aarch64")]
+    const SOURCE: &str = "
+        mov w0, 0
+        ret
+        cmp w0, 16
+        b.ne other
+        cmp w2, 12
+        b.ne other
+        mov w1, 4
+        mov w0, 23
+        ldr x16, syscall
+        br x16
+        other: mov w3, w2
+        mov w2, w1
+        mov w1, w0
+        mov w0, 198
+        ldr x16, syscall
+        br x16
+        end: .org 0x1000
+        syscall: .quad 0
+    ";
+
+    #[test]
+    fn the_code_is_what_an_assembler_makes_of_its_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("code.s"), SOURCE).unwrap();
+        let run = |program: &str, arguments: &[&str]| {
+            let mut command = std::process::Command::new(program);
+            assert!(
+                command.args(arguments).current_dir(&dir).status().unwrap().success(),
+                "{program}"
+            );
+        };
+        run("as", &["-o", "code.o", "code.s"]);
+        run("objcopy", &["-O", "binary", "-j", ".text", "code.o", "code"]);
+        let assembled = std::fs::read(path("code")).unwrap();
+        let zero = machine::ZERO.len();
+        let expected = [&machine::ZERO[..], &machine::socket(zero as u64, 0x1000)].concat();
+        assert_eq!(assembled[..expected.len()], expected[..]);
+        assert!(
+            assembled[expected.len()..].iter().all(|byte| *byte == 0),
+            "nothing is left out"
+        );
     }
 
     #[test]

@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 pub enum State {
     /// A row exists and the node is starting it; no client knows the id yet.
     Creating,
-    /// It runs, and a client was told so.
+    /// The sandbox runs, and a client was told so.
     Running,
     /// Its processes are being stopped.
     Pausing,
@@ -51,9 +51,9 @@ pub enum State {
     Paused,
     /// Its processes are about to continue.
     Resuming,
-    /// It is being ended and accepts no requests.
+    /// The sandbox is being ended and accepts no requests.
     Stopping,
-    /// It is removed completely.
+    /// The sandbox is removed completely.
     Gone,
 }
 
@@ -95,7 +95,7 @@ impl Kept {
 pub enum Transition {
     /// The agent of a new sandbox responded.
     Started,
-    /// It could not be started, saved or resumed.
+    /// The sandbox could not be started, saved or resumed.
     Failed,
     /// Pause requested by a client or by the deadline.
     Pause,
@@ -109,7 +109,7 @@ pub enum Transition {
     Resumed,
     /// End requested by a client or by the deadline.
     Stop,
-    /// It ended by itself.
+    /// The sandbox ended by itself.
     Died,
     /// What was kept of it is gone.
     Lost,
@@ -130,13 +130,13 @@ pub struct IllegalTransition {
 /// What a start of the platform does with a sandbox of an earlier run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovery {
-    /// Adopt it if it runs, otherwise remove it.
+    /// Adopts a sandbox that runs, and removes any other.
     Adopt,
-    /// Keep it paused, as its [`Kept`] says.
+    /// Keeps the sandbox paused, as its [`Kept`] says.
     Keep,
-    /// Adopt it in the state in which its processes are, otherwise as [`Self::Keep`].
+    /// Adopts the sandbox in the state in which its processes are, otherwise as [`Self::Keep`].
     AdoptOrKeep,
-    /// Remove it.
+    /// Removes the sandbox.
     Remove,
 }
 

@@ -33,7 +33,7 @@ struct State {
     /// Whether `disk_stops` has not been sent to the subscriber yet.
     has_new_disk_stops: bool,
     throttles: Throttles,
-    /// Likewise for `throttles`.
+    /// Whether `throttles` has not been sent to the subscriber yet.
     has_new_throttles: bool,
     /// The number of the last subscription.
     subscription: u64,

@@ -88,7 +88,7 @@ pub(crate) fn dropped_message(count: u64) -> String {
     format!("{count} entries of this log were dropped: there were too many at once")
 }
 
-/// The same as structured fields.
+/// The note about dropped entries as structured fields.
 pub(crate) fn dropped_fields(count: u64) -> BTreeMap<String, String> {
     let field = |key: &str, value: String| (key.to_owned(), value);
     [

@@ -120,11 +120,11 @@ pub(crate) async fn keep(shared: &Arc<Shared>, copy: Fork, build: &BuildId) -> O
 
 /// Why a sandbox does not go on with the processes of its snapshot.
 enum NotStarted {
-    /// It cannot be started at all now.
+    /// The sandbox cannot be started at all now.
     Node(NodeError),
-    /// It can be started from its files. The reason is for the client.
+    /// The sandbox can be started from its files. The reason is for the client.
     Because(String),
-    /// The same, without an attempt: others have failed lately.
+    /// The sandbox can be started from its files, and its memory was not tried: others have failed lately.
     TooEarly(String),
 }
 

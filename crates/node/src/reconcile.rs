@@ -25,7 +25,7 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// What is done with a sandbox of which the driver has found something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Decision {
-    /// It is adopted, running or stopped.
+    /// The sandbox is adopted, running or stopped.
     Adopt,
     /// Its processes are ended, if it has any, and its disk is kept.
     KeepDisk,

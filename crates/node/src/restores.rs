@@ -27,7 +27,7 @@ pub(crate) struct Restores {
     all: Arc<Semaphore>,
     /// How many one owner can have.
     each: usize,
-    /// Those of the owners that have or wait for one.
+    /// The shares of the owners that have a restore or wait for one.
     owners: Mutex<HashMap<Option<String>, Arc<Semaphore>>>,
 }
 

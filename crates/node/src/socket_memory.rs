@@ -46,14 +46,14 @@ const OF_EACH: u64 = 1 << 20;
 /// is for a host that goes on losing memory, or on which files are opened faster than ordinary programs do.
 const REST: u32 = 3;
 const REST_FROM_COUNTING: u32 = 20;
-/// Longest of them: what is not seen meanwhile is a loss.
+/// The longest pause after a measurement: what is not seen meanwhile is a loss.
 const REST_MAX: Duration = Duration::from_millis(250);
 /// Sockets and open files of a sandbox from which on it is measured when the host must be measured at once.
 const MANY: u64 = 4096;
 /// What a sandbox may hold in its sockets beyond what it is charged for. Legitimate programs stay far below: a netlink
 /// socket or an error queue has a few kilobytes for microseconds.
 const BOUND: u64 = 48 << 20;
-/// The same behind timers and epoll instances: 131,072 of them.
+/// The bound behind timers and epoll instances: 131,072 of them.
 const FILES_BOUND: u64 = 32 << 20;
 /// How long a sandbox must stay above the bound: the counters behind the sum are not read at the same time.
 const CONFIRM: Duration = Duration::from_millis(5);

@@ -31,7 +31,7 @@ use crate::work::{blocking, failed};
 
 /// How long a failed create request waits for cleanup before it is answered.
 const FAILED_START_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same where the sandbox is started from its files next, with the same id.
+/// How long a failed restore waits for cleanup: the sandbox is started from its files next, with the same id.
 const FAILED_RESTORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A sandbox to start.

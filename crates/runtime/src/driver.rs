@@ -119,7 +119,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// All of them. A socket that is open counts twice.
+    /// The number of all objects. A socket that is open counts twice.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.sockets.saturating_add(self.files)
@@ -168,7 +168,7 @@ pub struct StartRequest {
 /// The disk of a sandbox to start.
 #[derive(Debug, Clone)]
 pub enum StartDisk {
-    /// It is created, and must not exist.
+    /// The disk is created, and must not exist.
     New {
         /// The disk.
         disk: DiskId,

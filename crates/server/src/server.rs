@@ -55,7 +55,7 @@ use crate::space;
 
 /// How long API requests and the work that they started may take to finish once the server is stopped.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
-/// The same where sandboxes are kept on disk: service managers wait for 90 s by default.
+/// [`DRAIN_BOUND`] where sandboxes are kept on disk: service managers wait for 90 s by default.
 const PAUSE_BOUND: Duration = Duration::from_secs(75);
 /// How long completed responses may take to be sent.
 const FLUSH_BOUND: Duration = Duration::from_millis(250);
@@ -83,7 +83,8 @@ pub struct Server {
     gateway: Arc<Gateway>,
     /// Work that requests started and that outlives them.
     work: TaskTracker,
-    /// Those that are kept on disk when the server is stopped, if the operator wants that, and for how long with processes.
+    /// The sandboxes that are kept on disk when the server is stopped, where the operator wants that, and for how long with
+    /// processes.
     keep_at_shutdown: Option<(Arc<Sandboxes>, Duration)>,
     connections: TaskTracker,
     streams: TaskTracker,

@@ -47,7 +47,7 @@ impl Identity {
 }
 
 impl Agents {
-    /// Those of a data directory.
+    /// The programs of agents in a data directory.
     ///
     /// # Errors
     /// When it cannot be written.

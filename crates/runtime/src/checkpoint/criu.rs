@@ -70,7 +70,7 @@ const STOP_PAUSE: Timespec = Timespec {
 #[derive(Debug)]
 pub(crate) struct Criu {
     process: OwnedFd,
-    /// It remains its own until drop, which waits for the process.
+    /// The pid remains that of CRIU until drop, which waits for the process.
     pid: Pid,
     has_succeeded: bool,
     /// Its user.
@@ -81,7 +81,7 @@ pub(crate) struct Criu {
     /// Its log, and what it and the programs that it starts wrote to standard error.
     log: OwnedFd,
     errors: OwnedFd,
-    /// The other end of what answers in the place of the packet filter.
+    /// The other end of the socket that answers in the place of the packet filter.
     _filters: Option<OwnedFd>,
 }
 
@@ -102,13 +102,13 @@ pub(crate) struct CriuRun<'a> {
 /// What happened in a run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CriuEvent {
-    /// It has come to a step, and waits for [`Criu::go`].
+    /// CRIU has come to a step, and waits for [`Criu::go`].
     Step {
         action: String,
         /// Pid of the first process of the sandbox, on the host; 0 at steps that do not say it.
         init: i32,
     },
-    /// It has ended, with this status.
+    /// CRIU has ended, with this status.
     Ended(i32),
 }
 
@@ -215,7 +215,7 @@ impl Criu {
         Ok(Some(CriuEvent::Ended(status)))
     }
 
-    /// Lets it continue after a step.
+    /// Lets CRIU continue after a step.
     ///
     /// # Errors
     /// When it has ended.
@@ -227,7 +227,7 @@ impl Criu {
         wire::send(self.connection.as_fd(), &rpc::answer(goes_on), &[])
     }
 
-    /// Has it fail, and let go of all processes itself: killed in the middle of what it does in a process, it could leave
+    /// Makes CRIU fail, so that it lets go of all processes itself: killed in the middle of what it does in a process, it could leave
     /// that damaged. It can write to no file any more, so what it is about fails as on a disk that is full, and the step at
     /// which it waits or arrives is refused. Returns whether it has ended in time.
     ///

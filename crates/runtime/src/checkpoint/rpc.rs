@@ -127,7 +127,7 @@ pub(super) fn step(message: &[u8]) -> io::Result<Option<(String, i32)>> {
 pub(crate) struct CriuSettings(String);
 
 impl CriuSettings {
-    /// Those that writing and restoring have in common.
+    /// The settings that writing and restoring have in common.
     pub(crate) fn new() -> Self {
         let mut settings = Self(String::new());
         for setting in [

@@ -147,7 +147,7 @@ impl Subject<'_> {
         Ok(())
     }
 
-    /// Has the agent of a sandbox that was restored go on, while its workload stays frozen.
+    /// Lets the agent of a sandbox that was restored go on, while its workload stays frozen.
     ///
     /// # Errors
     /// When it does not respond.
@@ -155,7 +155,7 @@ impl Subject<'_> {
         self.ask(quiet::CONTINUE, figures)
     }
 
-    /// The same in a copy of a sandbox, whose agent closes its ends of the connections of the other one's clients.
+    /// Lets the agent of a copy go on, which closes its ends of the connections of the clients of the sandbox that was copied.
     ///
     /// # Errors
     /// When it does not respond.

@@ -32,7 +32,7 @@ use crate::sandboxes::idempotency::StoredSandbox;
 use crate::sandboxes::lifecycle::lifecycle_of;
 use crate::sandboxes::policy::spec_of;
 
-/// The same for every sandbox; required by SDKs that still read it.
+/// The client id of every sandbox; required by SDKs that still read it.
 const CLIENT_ID: &str = "6532622b";
 
 /// The state of a sandbox.

@@ -321,7 +321,7 @@ async fn overviews(
     Ok((found, namespace.unwrap_or_default()))
 }
 
-/// The same, with the status `error` for templates whose layers are gone.
+/// The overviews of templates, with the status `error` for templates whose layers are gone.
 async fn usable_overviews(
     builds: &Builds,
     caller: &Caller,

@@ -9,14 +9,8 @@ use super::breach::Breach;
 type Exception = (&'static str, &'static str, &'static str);
 
 const TODAY: &[Exception] = &[
-    ("comments", "crates/model/src/lifecycle.rs", LATER),
-    ("comments", "crates/node/src/", LATER),
-    ("comments", "crates/runtime/src/checkpoint/", LATER),
-    ("comments", "crates/runtime/src/driver.rs", LATER),
-    ("comments", "crates/server/src/api/", LATER),
     ("comments", "crates/server/src/sandboxes.rs", LATER),
     ("comments", "crates/server/src/sandboxes/", LATER),
-    ("comments", "crates/server/src/server.rs", LATER),
 ];
 
 /// Comments of files that are being divided and moved: they are mended where their code ends up.

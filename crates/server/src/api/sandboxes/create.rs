@@ -427,7 +427,7 @@ impl ApiError {
         }
     }
 
-    /// The same error, with the advice to send the request again if that is safe because of its idempotency key.
+    /// This error, with the advice to send the request again if that is safe because of its idempotency key.
     fn or_retry_with_key(mut self) -> Self {
         if self.status == StatusCode::REQUEST_TIMEOUT {
             self.message

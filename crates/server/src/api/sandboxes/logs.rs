@@ -103,7 +103,7 @@ impl From<Level> for LogLevel {
 struct SandboxLogsV1 {
     /// The entries as lines.
     logs: Vec<SandboxLogLine>,
-    /// The same entries with separate fields.
+    /// The entries with separate fields.
     log_entries: Vec<SandboxLogEntry>,
 }
 

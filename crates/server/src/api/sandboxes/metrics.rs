@@ -99,7 +99,7 @@ impl Parameter for SandboxIds {
 struct SandboxMetric {
     #[schema(format = DateTime)]
     timestamp: String,
-    /// The same time, in seconds since the Unix epoch.
+    /// The time of `timestamp`, in seconds since the Unix epoch.
     timestamp_unix: i64,
     cpu_count: u32,
     /// Share of its cores used since the previous sample, in percent: 100 is all of them.

@@ -52,9 +52,9 @@ body! {
 query! {
     /// Which snapshots are listed.
     pub(crate) struct SnapshotParameters {
-        /// Those that were made of this sandbox, which may have ended.
+        /// Snapshots of this sandbox, which may have ended.
         "sandboxID" sandbox: Text;
-        /// Those with this name, `[namespace/]name[:tag]`, or id.
+        /// Snapshots with this name, `[namespace/]name[:tag]`, or id.
         "name" name: Text;
         /// `X-Next-Token` of the previous page.
         "nextToken" next_token: Text;

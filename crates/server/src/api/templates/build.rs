@@ -46,7 +46,7 @@ body! {
     pub(crate) struct NewTemplate {
         /// Its name, `[namespace/]name[:tag]`. If the team has a template with this name, it gets another build.
         "name" name: Nullable<ShortString<NAME_MAX>>;
-        /// The same as `name`, for older clients.
+        /// Another word for `name`, for older clients.
         "alias" alias: Nullable<ShortString<NAME_MAX>> => deprecated;
         /// Tags of the build; `default` if there are none and the name has none.
         "tags" tags: Option<List<String, 0, TAGS_MAX>>;

@@ -10,6 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 CHUNK = 8 << 20
+# What memory that nothing was written to reads as. Comparing with it is forty times faster than searching it for a text with zeros.
+ZEROS = bytes(CHUNK)
 
 
 def forms(secret: str) -> list[bytes]:
@@ -128,10 +130,31 @@ def search_kept(secret: str, data_dir: Path, log: Path) -> set[str]:
     return found_in(secret, kept_places(data_dir, log))
 
 
+def files_with(text: str, root: Path) -> list[Path]:
+    """Files below a directory of the host that have a text as it is."""
+    wanted = [text.encode()]
+    found = []
+    for path in tree(root, same_device=False):
+        try:
+            if any(has_any(wanted, part) for part in file(path)):
+                found.append(path)
+        except FileNotFoundError:
+            # The platform works meanwhile.
+            continue
+    return found
+
+
 def found_in(secret: str, places: Iterator[tuple[str, Iterator[bytes]]]) -> set[str]:
-    pattern = re.compile(b"|".join(map(re.escape, forms(secret))))
+    wanted = forms(secret)
     found = set()
     for kind, content in places:
-        if kind not in found and any(pattern.search(part) for part in content):
+        if kind not in found and any(has_any(wanted, part) for part in content):
             found.add(kind)
     return found
+
+
+def has_any(wanted: list[bytes], part: bytes) -> bool:
+    """Whether one of some texts is in a part. Each is searched for by itself: a regular expression for all of them takes five times
+    as long, and a search of all that a platform has is gigabytes.
+    """
+    return part != ZEROS[: len(part)] and any(text in part for text in wanted)

@@ -27,6 +27,7 @@ use runtime::growth::Disk;
 
 use crate::handle::SandboxHandle;
 use crate::shared::Shared;
+use crate::work::guarded;
 
 /// Longest pause between two checks.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -79,7 +80,10 @@ impl Guard {
                 let (stopped, wake) = &*stopping;
                 let mut stopped = stopped.lock();
                 while !*stopped {
-                    let pause = parking_lot::MutexGuard::unlocked(&mut stopped, || watch.check());
+                    let pause = parking_lot::MutexGuard::unlocked(&mut stopped, || {
+                        // What it knows of the sandboxes stays: it says which of them are stopped.
+                        guarded("disk-guard", || watch.check()).unwrap_or(PAUSE_MIN)
+                    });
                     if !*stopped {
                         wake.wait_for(&mut stopped, pause);
                     }

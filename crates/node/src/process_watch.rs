@@ -27,6 +27,7 @@ use model::log::Level;
 
 use crate::handle::SandboxHandle;
 use crate::shared::Shared;
+use crate::work::guarded;
 
 /// Interval between two looks at the sum of all sandboxes.
 const TICK: Duration = Duration::from_millis(50);
@@ -120,9 +121,12 @@ pub(crate) fn watch(shared: &Arc<Shared>, rate: u32) -> io::Result<()> {
     let shared = Arc::downgrade(shared);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let look = move || {
-        let mut watch = Watch::new(Rates::new(rate, cores));
+        let rates = Rates::new(rate, cores);
+        let mut watch = Watch::new(rates);
         while let Some(shared) = shared.upgrade().filter(|shared| !shared.stop.is_cancelled()) {
-            watch.look(&shared, Instant::now());
+            if guarded("process-watch", || watch.look(&shared, Instant::now())).is_none() {
+                watch = Watch::new(rates);
+            }
             drop(shared);
             std::thread::sleep(TICK);
         }

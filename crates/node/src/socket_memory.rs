@@ -26,6 +26,7 @@ use runtime::usage::HostPulse;
 
 use crate::handle::SandboxHandle;
 use crate::shared::Shared;
+use crate::work::guarded;
 
 /// Interval between two looks at the pulse of the host, while there are sandboxes. Two cores take 1 GB in a second by making
 /// netlink sockets, and fill sockets at about 400 MB/s.
@@ -87,7 +88,11 @@ pub(crate) fn watch(shared: &Arc<Shared>) -> std::io::Result<()> {
     let look = move || {
         let mut watch = Watch::new();
         while let Some(shared) = shared.upgrade().filter(|shared| !shared.stop.is_cancelled()) {
-            let pause = watch.look(&shared);
+            let pause = guarded("memory-watch", || watch.look(&shared)).unwrap_or_else(|| {
+                // It knows no lowest loss, so the next look measures all sandboxes.
+                watch = Watch::new();
+                TICK
+            });
             drop(shared);
             std::thread::sleep(pause);
         }

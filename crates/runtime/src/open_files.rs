@@ -61,6 +61,10 @@ fn estimate(process: i32) -> u64 {
         .lines()
         .find_map(|line| line.strip_prefix("FDSize:")?.trim().parse().ok());
     let places: u64 = places.unwrap_or(files);
+    if places == 0 {
+        // It has ended since its files were counted.
+        return 0;
+    }
     let samples = if files < VERY_MANY { SAMPLE } else { LARGE_SAMPLE }.min(places);
     let found = (0..samples).filter(|sample| {
         let start = places * sample / samples;
@@ -78,12 +82,17 @@ fn estimate(process: i32) -> u64 {
 mod tests {
     use std::os::fd::OwnedFd;
 
+    use parking_lot::Mutex;
     use rustix::event::epoll::{self, CreateFlags};
 
     use super::*;
 
+    /// Files of this process are counted while nothing here opens others.
+    static ALONE: Mutex<()> = Mutex::new(());
+
     #[test]
     fn epoll_instances_are_estimated_and_pipes_are_not() {
+        let _alone = ALONE.lock();
         let itself = [i32::try_from(std::process::id()).unwrap()];
         let before = count(&itself);
         let instances: Vec<OwnedFd> = (0..160).map(|_| epoll::create(CreateFlags::CLOEXEC).unwrap()).collect();
@@ -95,5 +104,29 @@ mod tests {
         let _pipes: Vec<_> = (0..80).map(|_| rustix::pipe::pipe().unwrap()).collect();
         assert!(uncharged(&itself, 0) < 100 * UNCHARGED);
         assert_eq!((count(&[-1]), uncharged(&[-1], 0)), (0, 0));
+    }
+
+    /// Until it is waited for, a process that has ended has a status, with no place for files.
+    #[test]
+    fn a_process_may_end_while_it_is_measured() {
+        let _alone = ALONE.lock();
+        for _ in 0..100 {
+            let files = "for number in {1..200}; do exec {file}</dev/null; done; read -r line";
+            let mut process = std::process::Command::new("bash")
+                .args(["-c", files])
+                .stdin(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            let pid = i32::try_from(process.id()).unwrap();
+            while of_process(pid) < 200 {
+                std::thread::yield_now();
+            }
+            drop(process.stdin.take());
+            while of_process(pid) > 0 {
+                estimate(pid);
+            }
+            assert_eq!(estimate(pid), 0);
+            process.wait().unwrap();
+        }
     }
 }

@@ -1,7 +1,8 @@
 """kill -9 at random moments of builds of templates: each started build becomes ready, with exactly what its steps write.
 
 Each cycle begins builds (a request, an upload, a start), kills the platform at a random moment, sometimes a second time
-while it begins them again, and checks after the restart:
+while it begins them again, and checks after the restart what is listed below. How long a build takes differs by ten times
+between machines, so one build without a kill is measured first, and the moments of all cycles are spread over that time.
 
 - a build whose start was answered becomes ready, and a sandbox from its template has the files of all steps;
 - a build whose start got no answer waits for it or does the same;
@@ -19,6 +20,7 @@ import random
 import tarfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
@@ -106,10 +108,15 @@ def check(api: httpx.Client, build: Build) -> bool:
 def test_kill_9_at_random_moments_of_builds(crashing: Platform) -> None:
     print(f"seed {SEED}")
     chance = random.Random(SEED)
+    whole_s = undisturbed_s(crashing, chance)
+    # One moment in each of as many equal parts of the time as there are cycles, and some after all builds are ready.
+    moments = [1.1 * whole_s * (part + chance.random()) / CYCLES for part in range(CYCLES)]
+    chance.shuffle(moments)
+    print(f"builds take {whole_s:.2f} s, the moments are {' '.join(f'{moment:.2f}' for moment in moments)} s")
     ready = 0
-    for cycle in range(CYCLES):
+    for cycle, moment_s in enumerate(moments):
         try:
-            ready += kill_and_check(crashing, chance, cycle)
+            ready += kill_and_check(crashing, chance, cycle, moment_s)
         except BaseException as error:
             error.add_note(f"in cycle {cycle} of {CYCLES}; again with RINGFENCE_CRASH_SEED={SEED}")
             raise
@@ -117,12 +124,37 @@ def test_kill_9_at_random_moments_of_builds(crashing: Platform) -> None:
     assert ready > CYCLES // 2, "most kills came before a build was started"
 
 
-def kill_and_check(server: Platform, chance: random.Random, cycle: int) -> int:
-    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
-    builds = [
+def drawn(chance: random.Random, cycle: str) -> list[Build]:
+    """The builds of a cycle, with marks and contents of their own."""
+    return [
         Build(f"crash-{cycle}-{number}", f"m{chance.getrandbits(48):012x}", chance.randbytes(UPLOAD_BYTES))
         for number in range(BUILDERS)
     ]
+
+
+def undisturbed_s(server: Platform, chance: random.Random) -> float:
+    """Seconds from the first request of builds side by side until all are ready, on this machine at this hour."""
+    builds = drawn(chance, "none")
+    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
+        begun = time.monotonic()
+        with ThreadPoolExecutor(BUILDERS) as threads:
+            list(threads.map(lambda build: begin(api, build), builds))
+        until(
+            lambda: all(api.get(f"{build.path}/status").json()["status"] == "ready" for build in builds),
+            "builds without a kill are ready",
+            60,
+        )
+        took = time.monotonic() - begun
+        for build in builds:
+            assert check(api, build)
+            assert api.delete(f"/templates/{build.template}").status_code == 204
+    return took
+
+
+def kill_and_check(server: Platform, chance: random.Random, cycle: int, moment_s: float) -> int:
+    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+    builds = drawn(chance, str(cycle))
     errors: list[Exception] = []
     dying = threading.Event()
 
@@ -137,8 +169,7 @@ def kill_and_check(server: Platform, chance: random.Random, cycle: int) -> int:
     threads = [threading.Thread(target=client, args=(build,), daemon=True) for build in builds]
     for thread in threads:
         thread.start()
-    # Requests, uploads and starts take some tens of milliseconds, and the steps some hundreds.
-    at_moment(chance.uniform(0, 0.8))
+    at_moment(moment_s)
     dying.set()
     server.kill()
     for thread in threads:
@@ -148,7 +179,7 @@ def kill_and_check(server: Platform, chance: random.Random, cycle: int) -> int:
         raise ExceptionGroup("clients failed while no kill was under way", errors)
     server.start()
     if chance.random() < 0.3:
-        at_moment(chance.uniform(0, 0.4))
+        at_moment(chance.uniform(0, moment_s / 2))
         server.kill()
         server.start()
     with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:

@@ -1,14 +1,16 @@
 """kill -9 at random moments of builds of templates: each started build becomes ready, with exactly what its steps write.
 
 Each cycle begins builds (a request, an upload, a start), kills the platform at a random moment, sometimes a second time
-while it begins them again, and checks after the restart what is listed below. How long a build takes differs by ten times
-between machines, so one build without a kill is measured first, and the moments of all cycles are spread over that time.
+while it begins them again, and checks after the restart:
 
 - a build whose start was answered becomes ready, and a sandbox from its template has the files of all steps;
 - a build whose start got no answer waits for it or does the same;
 - nothing half-written is left: no upload, no layer, no sandbox of a step.
 
-RINGFENCE_BUILD_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments. A failure names both.
+How long builds take differs by ten times between machines, so builds without a kill are measured first, and the moments of
+all cycles are spread over that time.
+
+RINGFENCE_BUILD_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED the moments as parts of that time. A failure names both.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Build:
     template: str = ""
     build: str = ""
     started: bool = False
+    # Whether it was under way just before the platform was killed.
+    interrupted: bool = False
 
     @property
     def path(self) -> str:
@@ -81,21 +85,19 @@ def begin(api: httpx.Client, build: Build) -> None:
     build.started = True
 
 
+def status(api: httpx.Client, build: Build) -> str:
+    answer = api.get(f"{build.path}/status")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["status"] != "error", answer.text
+    return answer.json()["status"]
+
+
 def check(api: httpx.Client, build: Build) -> bool:
     """Whether the build became ready. One that was not started may wait for that for ever."""
     if not build.template:
         return False
-    ended = ("ready", "error") if build.started else ("ready", "error", "waiting")
-
-    def status() -> dict[str, object]:
-        answer = api.get(f"{build.path}/status")
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    until(lambda: status()["status"] in ended, f"{build} has ended", 60)
-    last = status()
-    assert last["status"] != "error", last
-    if last["status"] == "waiting":
+    ended = ("ready",) if build.started else ("ready", "waiting")
+    if until(lambda: (now := status(api, build)) in ended and now, f"{build} has ended", 60) == "waiting":
         return False
     with Sandbox.create(build.name, timeout=60) as box:
         seen = box.commands.run("cat ~/mark ~/sum; ls ~ ~/link/ | wc -l")
@@ -109,19 +111,23 @@ def test_kill_9_at_random_moments_of_builds(crashing: Platform) -> None:
     print(f"seed {SEED}")
     chance = random.Random(SEED)
     whole_s = undisturbed_s(crashing, chance)
-    # One moment in each of as many equal parts of the time as there are cycles, and some after all builds are ready.
+    # One moment in each of as many equal parts of the time as there are cycles, and of some time after that.
     moments = [1.1 * whole_s * (part + chance.random()) / CYCLES for part in range(CYCLES)]
     chance.shuffle(moments)
     print(f"builds take {whole_s:.2f} s, the moments are {' '.join(f'{moment:.2f}' for moment in moments)} s")
-    ready = 0
+    ready = interrupted = 0
     for cycle, moment_s in enumerate(moments):
+        again_s = chance.uniform(0, whole_s / 2) if chance.random() < 0.3 else None
+        builds = drawn(chance, str(cycle))
         try:
-            ready += kill_and_check(crashing, chance, cycle, moment_s)
+            ready += kill_and_check(crashing, builds, moment_s, again_s)
         except BaseException as error:
             error.add_note(f"in cycle {cycle} of {CYCLES}; again with RINGFENCE_CRASH_SEED={SEED}")
             raise
-    print(f"{CYCLES} cycles, {ready} builds became ready")
+        interrupted += sum(build.interrupted for build in builds)
+    print(f"{CYCLES} cycles, {ready} builds became ready, {interrupted} were interrupted")
     assert ready > CYCLES // 2, "most kills came before a build was started"
+    assert interrupted > 0, "all kills came before a build was started or after it was ready"
 
 
 def drawn(chance: random.Random, cycle: str) -> list[Build]:
@@ -132,19 +138,17 @@ def drawn(chance: random.Random, cycle: str) -> list[Build]:
     ]
 
 
+def client_of(server: Platform) -> httpx.Client:
+    return httpx.Client(base_url=server.url, headers={"X-API-Key": server.credentials()["E2B_API_KEY"]}, timeout=30)
+
+
 def undisturbed_s(server: Platform, chance: random.Random) -> float:
     """Seconds from the first request of builds side by side until all are ready, on this machine at this hour."""
-    builds = drawn(chance, "none")
-    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
+    builds = drawn(chance, "measured")
+    with client_of(server) as api, ThreadPoolExecutor(BUILDERS) as threads:
         begun = time.monotonic()
-        with ThreadPoolExecutor(BUILDERS) as threads:
-            list(threads.map(lambda build: begin(api, build), builds))
-        until(
-            lambda: all(api.get(f"{build.path}/status").json()["status"] == "ready" for build in builds),
-            "builds without a kill are ready",
-            60,
-        )
+        list(threads.map(lambda build: begin(api, build), builds))
+        until(lambda: all(status(api, build) == "ready" for build in builds), "builds without a kill are ready", 60)
         took = time.monotonic() - begun
         for build in builds:
             assert check(api, build)
@@ -152,24 +156,26 @@ def undisturbed_s(server: Platform, chance: random.Random) -> float:
     return took
 
 
-def kill_and_check(server: Platform, chance: random.Random, cycle: int, moment_s: float) -> int:
-    headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
-    builds = drawn(chance, str(cycle))
+def kill_and_check(server: Platform, builds: list[Build], moment_s: float, again_s: float | None) -> int:
+    """Kills the platform some seconds after the builds begin, and perhaps again after the start. Returns how many became ready."""
     errors: list[Exception] = []
     dying = threading.Event()
 
     def client(build: Build) -> None:
         try:
-            with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
+            with client_of(server) as api:
                 begin(api, build)
         except Exception as error:
             if not dying.is_set():
                 errors.append(error)
 
     threads = [threading.Thread(target=client, args=(build,), daemon=True) for build in builds]
-    for thread in threads:
-        thread.start()
-    at_moment(moment_s)
+    with client_of(server) as api:
+        for thread in threads:
+            thread.start()
+        at_moment(moment_s)
+        for build in builds:
+            build.interrupted = build.started and status(api, build) != "ready"
     dying.set()
     server.kill()
     for thread in threads:
@@ -178,11 +184,11 @@ def kill_and_check(server: Platform, chance: random.Random, cycle: int, moment_s
     if errors:
         raise ExceptionGroup("clients failed while no kill was under way", errors)
     server.start()
-    if chance.random() < 0.3:
-        at_moment(chance.uniform(0, moment_s / 2))
+    if again_s is not None:
+        at_moment(again_s)
         server.kill()
         server.start()
-    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
+    with client_of(server) as api:
         ready = sum(check(api, build) for build in builds)
         for build in builds:
             if build.template:

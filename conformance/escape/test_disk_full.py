@@ -339,18 +339,16 @@ def test_a_disk_that_was_taken_as_a_whole_needs_nothing_of_the_host() -> None:
         until(lambda: available(mount) > before - 64 * MIB, "the blocks are the host's again", within_s=30)
 
 
-# Holds memory, and says whether it is whole. It goes on when it may not write: the platform looks once a second whether the
-# disk of the host, which was full, has space again.
+# Holds memory, and says whether it is whole. It tries again when it may not write: after the host's disk was full, writes are
+# refused until the platform looks for space the next time, a second later at most.
 HOLDER = """
-import hashlib, os, time
+import contextlib, hashlib, os, time
 memory = bytearray(os.urandom(1 << 20)) * 300
 want = hashlib.sha256(memory).hexdigest()
 while True:
-    try:
+    with contextlib.suppress(OSError):
         with open("/tmp/new", "w") as file: file.write(f"{time.time()} {hashlib.sha256(memory).hexdigest() == want}")
         os.replace("/tmp/new", "/tmp/seen")
-    except OSError as error:
-        print(error, flush=True)
     time.sleep(0.05)
 """
 

@@ -143,6 +143,10 @@ def small_host(config: str = "") -> Iterator[tuple[Platform, Path]]:
             assert server.terminate() == 0, server.log_tail(12)
             assert server.down().returncode == 0
             assert left_over(before) == {}
+        except BaseException as error:
+            # It is gone with its disk.
+            error.add_note(f"log of the platform on {mount}\n{server.log_tail()}")
+            raise
         finally:
             server.close()
 
@@ -374,7 +378,10 @@ def test_a_pause_without_space_for_the_memory_keeps_it() -> None:
             answer = api.post(f"{path}/connect", json={"timeout": 600})
             assert answer.status_code == 201, answer.text
             last = box.files.read("/tmp/seen").split()[0]
-            until(lambda: box.files.read("/tmp/seen").split()[0] > last, "it goes on")
+            until(
+                lambda: box.files.read("/tmp/seen").split()[0] > last,
+                lambda: f"it goes on: {api.get(f'/v2{path}/logs').text}",
+            )
             assert box.files.read("/tmp/seen").split()[1] == "True"
 
         filler = mount / "filler"

@@ -166,6 +166,18 @@ pebble_into() { # DIRECTORY
     "$module/pebble@$pebble_version" "$module/pebble-challtestsrv@$pebble_version")
 }
 
+# Puts the files of a Debian package into a directory, without installing it.
+debian_files_into() { # PACKAGE DIRECTORY
+  local fetched
+  fetched=$(mktemp -d "${TMPDIR:-/tmp}/ringfence-package.XXXXXX") || return
+  {
+    (cd "$fetched" && apt-get download -qq -o APT::Sandbox::User=root "$1") || { apt_update && (cd "$fetched" && apt-get download -qq -o APT::Sandbox::User=root "$1"); }
+  } && mkdir -p "$2" && dpkg-deb -x "$fetched"/*.deb "$2"
+  local status=$?
+  rm -rf "$fetched"
+  return $status
+}
+
 # The JavaScript SDK's `engines` ask for Node 20.18.1 or newer; Debian 12 has 18, which is enough to run npm, and npm has Node.
 node_version=20.20.2
 node_arch() {

@@ -105,6 +105,8 @@ ALL = (
         variables=("pebble_version",),
         uses=(("RINGFENCE_GO", "go"),),
     ),
+    # From a package that is not installed: it would start a service.
+    Asset("prometheus", ("debian_files_into", "prometheus"), has=("usr/bin/prometheus", "usr/bin/promtool")),
     Asset(
         "node",
         ("node_into",),

@@ -274,6 +274,7 @@ ALL: tuple[Suite, ...] = (
         packages=("openssl",),
         names=True,
     ),
+    Suite("monitoring", "monitoring", ("monitoring",), seconds=30, bound=300, environment={"RINGFENCE_PROMETHEUS": "{prometheus}"}),
     Suite("fuzz", "fuzz", ("fuzz",), seconds=100, bound=900, environment={"RINGFENCE_SCHEMATHESIS": "{python-fuzz}"}),
     Suite("escape", "escape", (*BESIDE, "escape"), seconds=370, bound=2400, environment=CRIU, fewer=FEWER_RESPAWNS),
     Suite(
@@ -339,7 +340,7 @@ def of_step(step: str, long: bool) -> list[Suite]:
 DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
-    **{"javascript": "javascript", "smoke": "smoke-2.45.1-tls"},
+    **{"javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
 }
 # Options that a suite needs whatever part of it runs.
 OPTIONS = {"docs": ("--criu",), "smoke-2.45.1-tls": ("--tls",)}

@@ -8,7 +8,7 @@ import uuid
 import httpx
 from e2b import Sandbox, TimeoutException
 
-from harness.inside import Background, probe, root
+from harness.inside import Background, end_spawner, probe, root
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -92,8 +92,7 @@ def test_a_user_cannot_take_the_place_of_the_spawner(sandbox: Sandbox) -> None:
     )
     assert Background(sandbox, pretender).said == "pretending\n"
     for _ in range(3):
-        # Its spawner is the one other process whose parent is the agent and whose program is the agent's.
-        root(sandbox, "pkill -9 -f '[r]ingfence spawner' || true")
+        end_spawner(sandbox)
         until(lambda: starts(sandbox), "the host has replaced the spawner")
         assert root(sandbox, "id -u; test -e /tmp/stolen || echo nothing") == "0\nnothing\n"
 

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from e2b import CommandExitException, Sandbox
+from e2b import CommandExitException, Sandbox, TimeoutException
 
 from harness.traffic import program, until
 
@@ -33,6 +33,15 @@ def status(sandbox: Sandbox, command: str, user: str = "root", timeout: float = 
         return sandbox.commands.run(command, user=user, timeout=timeout).exit_code
     except CommandExitException as failed:
         return failed.exit_code
+
+
+def end_spawner(sandbox: Sandbox) -> None:
+    """Has root inside kill the process that starts all others. It may be gone before it has said that it started the command
+    that kills it: then the answer is that it is gone."""
+    try:
+        root(sandbox, "pkill -KILL -f '^ringfence spawner' || true")
+    except TimeoutException as gone:
+        assert "its spawner is gone" in str(gone)
 
 
 def boot_id(sandbox: Sandbox) -> str:

@@ -62,10 +62,12 @@ class Prometheus:
         def scraped() -> bool:
             assert self.process.poll() is None, self.log.read_text()
             try:
-                groups = self.ask("rules")["groups"]
-                return bool(self.query("ringfence_build_info")) and all(group["evaluationTime"] > 0 for group in groups)
+                if httpx.get(f"{self.url}/-/ready", timeout=within(20)).status_code != 200:
+                    return False
             except httpx.TransportError:
                 return False
+            groups = self.ask("rules")["groups"]
+            return bool(self.query("ringfence_build_info")) and all(group["evaluationTime"] > 0 for group in groups)
 
         until(scraped, lambda: f"scraped\n{self.log.read_text()}", 60)
 

@@ -119,7 +119,7 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     /// A gateway whose API runs on the runtime of the caller.
-    pub(crate) fn new(services: GatewayServices, (api, address): (Router, ApiAddress), ingress: Ingress) -> Self {
+    pub(crate) fn new(services: GatewayServices, api: Router, address: ApiAddress, ingress: Ingress) -> Self {
         Self {
             services,
             api,

@@ -64,7 +64,8 @@ impl SandboxHandle {
         id: SandboxId,
         disk: DiskId,
         sandbox: Arc<dyn Sandbox>,
-        (egress, authority): (Option<Attachment>, Option<Secret>),
+        egress: Option<Attachment>,
+        authority: Option<Secret>,
         log: LogWriter,
     ) -> Self {
         Self {

@@ -150,8 +150,14 @@ pub(crate) async fn start(
             fields.extend(begin.forked_from.map(|parent| ("parent_id", parent.to_string())));
             fields.extend(begin.snapshot.map(|build| ("build_id", build.to_string())));
             log.host(Level::Info, message, fields);
-            let network = (egress, authority_of(begin.egress).cloned());
-            let handle = Arc::new(SandboxHandle::fresh(id, disk, started.sandbox, network, log));
+            let handle = Arc::new(SandboxHandle::fresh(
+                id,
+                disk,
+                started.sandbox,
+                egress,
+                authority_of(begin.egress).cloned(),
+                log,
+            ));
             let started = StartedSandbox {
                 agent_version,
                 stages,

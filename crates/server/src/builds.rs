@@ -157,8 +157,8 @@ impl Builds {
             clock,
             work,
         } = services;
-        let means = (rows.clone(), Arc::clone(&admission), clock.clone());
-        let files = BuildFiles::open(&settings, means, node.stored().cloned());
+        let stored = node.stored().cloned();
+        let files = BuildFiles::open(&settings, rows.clone(), Arc::clone(&admission), clock.clone(), stored);
         Self {
             turns: Arc::new(Semaphore::new(usize::try_from(settings.concurrent.max(1)).unwrap_or(1))),
             settings: Arc::new(settings),
@@ -278,12 +278,12 @@ impl Builds {
                         sandboxes: StepSandboxes::default(),
                     };
                     let cancel = running.cancel.clone();
-                    let shared = (Arc::clone(&running.pins), Arc::clone(&running.sandboxes));
+                    let (pins, sandboxes) = (Arc::clone(&running.pins), Arc::clone(&running.sandboxes));
                     self.running.lock().insert(job.id.clone(), running);
                     let (builds, stop) = (Arc::clone(self), stop.clone());
                     tasks.spawn(async move {
                         let id = job.id.clone();
-                        Box::pin(builds.run_to_end(job, shared, cancel, stop)).await;
+                        Box::pin(builds.run_to_end(job, pins, sandboxes, cancel, stop)).await;
                         builds.running.lock().remove(&id);
                         drop(turn);
                     });
@@ -330,12 +330,13 @@ impl Builds {
     async fn run_to_end(
         &self,
         row: BuildJob,
-        shared: (Pins, StepSandboxes),
+        pins: Pins,
+        sandboxes: StepSandboxes,
         cancel: CancellationToken,
         stop: CancellationToken,
     ) {
         let id = row.id.clone();
-        let end = match self.prepare(row, shared).await {
+        let end = match self.prepare(row, pins, sandboxes).await {
             Ok((context, job, deadline)) => {
                 let end = self.run(&context, &job, deadline, &cancel).await;
                 self.end_sandboxes(&context.sandboxes).await;
@@ -391,7 +392,8 @@ impl Builds {
     async fn prepare(
         &self,
         row: BuildJob,
-        (pins, sandboxes): (Pins, StepSandboxes),
+        pins: Pins,
+        sandboxes: StepSandboxes,
     ) -> Result<(BuildContext, Job, Duration), BuildFailure> {
         let internal = |error: &(dyn std::error::Error + 'static)| {
             tracing::error!(build.id = %row.id, error = %Chain(error), "cannot begin a build");

@@ -189,9 +189,9 @@ impl SandboxCreation {
             items: std::mem::take(&mut settings.injections),
         };
         let (key, owner) = (PoolKey::of(&build), template.team_id.clone());
-        let lifetime = (timeout_s, creator.quota.limits.max_lifetime_s);
+        let max_lifetime_s = creator.quota.limits.max_lifetime_s;
         let mut spec = settings
-            .spec((template, build), &name.name, lifetime)
+            .spec(template, build, &name.name, timeout_s, max_lifetime_s)
             .map_err(CreationError::Invalid)?;
         let repositories = match resources {
             None => Vec::new(),

@@ -97,7 +97,9 @@ impl StoredLayers {
     pub(crate) fn new(
         settings: BlobSettings,
         store: Store,
-        (node, clock, work): (Arc<dyn NodeApi>, Clock, TaskTracker),
+        node: Arc<dyn NodeApi>,
+        clock: Clock,
+        work: TaskTracker,
     ) -> Self {
         Self {
             store,

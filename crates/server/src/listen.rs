@@ -119,7 +119,7 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     /// A gateway whose API runs on the runtime of the caller.
-    pub(crate) fn new(services: GatewayServices, (api, address): (Router, ApiAddress), ingress: Ingress) -> Self {
+    pub(crate) fn new(services: GatewayServices, api: Router, address: ApiAddress, ingress: Ingress) -> Self {
         Self {
             services,
             api,
@@ -290,6 +290,15 @@ impl Gateway {
     }
 }
 
+/// What ends connections of clients that would stay.
+#[derive(Debug, Clone)]
+struct End {
+    /// Requests in progress are still answered.
+    drain: CancellationToken,
+    /// The connection is cut.
+    abort: CancellationToken,
+}
+
 /// Accepts connections until `stop` is cancelled, and serves each on `tasks` until it is closed or `abort` is
 /// cancelled.
 pub(crate) async fn accept(
@@ -322,9 +331,12 @@ pub(crate) async fn accept(
                         continue;
                     }
                 };
-                let both = (stop.clone(), abort.clone());
+                let end = End {
+                    drain: stop.clone(),
+                    abort: abort.clone(),
+                };
                 tasks.spawn_on(
-                    serve(tcp, connection, Arc::clone(&gateway), tasks.clone(), both),
+                    serve(tcp, connection, Arc::clone(&gateway), tasks.clone(), end),
                     &runtime,
                 );
             }
@@ -352,17 +364,11 @@ fn is_about_one_connection(error: &io::Error) -> bool {
 }
 
 /// Serves one connection, with TLS or without.
-async fn serve(
-    tcp: TcpStream,
-    connection: Arc<Connection>,
-    gateway: Arc<Gateway>,
-    tasks: TaskTracker,
-    (stop, abort): (CancellationToken, CancellationToken),
-) {
+async fn serve(tcp: TcpStream, connection: Arc<Connection>, gateway: Arc<Gateway>, tasks: TaskTracker, end: End) {
     let deadline = connection.deadline();
     let Some(tls) = gateway.services.tls.clone() else {
         let (stream, client) = ClientConnection::new(tcp);
-        return serve_stream((stream, false), (client, connection), gateway, tasks, (stop, abort)).await;
+        return serve_stream(stream, false, client, connection, gateway, tasks, end).await;
     };
     let protocol = async {
         match tokio::time::timeout_at(deadline, tls::starts_with_tls(&tcp)).await {
@@ -373,14 +379,14 @@ async fn serve(
     };
     let is_tls = tokio::select! {
         biased;
-        () = stop.cancelled() => return,
+        () = end.drain.cancelled() => return,
         () = connection.evicted() => return,
         protocol = protocol => protocol,
     };
     let (stream, client) = ClientConnection::new(tcp);
     match is_tls {
         None => {}
-        Some(false) => serve_stream((stream, false), (client, connection), gateway, tasks, (stop, abort)).await,
+        Some(false) => serve_stream(stream, false, client, connection, gateway, tasks, end).await,
         Some(true) => {
             let turn = async {
                 while let Some(Err(wait)) = connection.peer().map(|peer| gateway.handshakes.take(peer)) {
@@ -389,22 +395,13 @@ async fn serve(
             };
             let accepted = tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
+                () = end.drain.cancelled() => return,
                 () = connection.evicted() => return,
                 accepted = tls.accept(stream, turn) => accepted,
             };
             match accepted {
                 // Boxed, so that the futures of plain connections stay small.
-                Ok(stream) => {
-                    Box::pin(serve_stream(
-                        (stream, true),
-                        (client, connection),
-                        gateway,
-                        tasks,
-                        (stop, abort),
-                    ))
-                    .await
-                }
+                Ok(stream) => Box::pin(serve_stream(stream, true, client, connection, gateway, tasks, end)).await,
                 Err(error) => tracing::debug!(%error, "TLS handshake failed"),
             }
         }
@@ -414,11 +411,13 @@ async fn serve(
 /// Serves the requests of one connection. After a cut, dropping the stream resets the connection, so every return path
 /// handles it.
 async fn serve_stream<S>(
-    (stream, is_tls): (S, bool),
-    (client, tracked): (ClientConnection, Arc<Connection>),
+    stream: S,
+    is_tls: bool,
+    client: ClientConnection,
+    tracked: Arc<Connection>,
     gateway: Arc<Gateway>,
     tasks: TaskTracker,
-    (stop, abort): (CancellationToken, CancellationToken),
+    end: End,
 ) where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -469,11 +468,11 @@ async fn serve_stream<S>(
         tokio::select! {
             biased;
             () = client.was_cut() => return,
-            () = abort.cancelled() => {
+            () = end.abort.cancelled() => {
                 client.cut();
                 return;
             }
-            () = stop.cancelled(), if !draining => {
+            () = end.drain.cancelled(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }

@@ -160,8 +160,8 @@ impl Server {
             pause,
         } = settings;
         let stored = blobs.map(|blobs| {
-            let means = (Arc::clone(&node), clock.clone(), work.clone());
-            Arc::new(StoredLayers::new(blobs, store.clone(), means))
+            let (node, clock, work) = (Arc::clone(&node), clock.clone(), work.clone());
+            Arc::new(StoredLayers::new(blobs, store.clone(), node, clock, work))
         });
         let handle = NodeHandle::new(Arc::clone(&node), stored);
         let longest_s = limits.longest_lifetime_s();
@@ -289,7 +289,8 @@ impl Server {
             connections: Arc::clone(&connections),
             tls: tls.clone(),
         };
-        let gateway = Arc::new(Gateway::new(services, api::router(api, longest_s), ingress));
+        let (api, address) = api::router(api, longest_s);
+        let gateway = Arc::new(Gateway::new(services, api, address, ingress));
         let server = Self {
             lease,
             operator: Operator {

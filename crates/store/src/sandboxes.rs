@@ -114,8 +114,8 @@ impl NodeRows {
     /// # Errors
     /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such team or user.
     pub async fn sandbox_insert(&self, new: NewSandbox) -> Result<SandboxRow, StoreError> {
-        let sealed = (new.injections_sealed.clone(), new.environment_sealed.clone());
-        self.insert(self.sandbox_unstored(new), sealed).await
+        let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
+        self.insert(self.sandbox_unstored(new), injections, environment).await
     }
 
     /// The row that a new sandbox of this node would have, without storing it.
@@ -138,7 +138,7 @@ impl NodeRows {
         agent_version: &str,
     ) -> Result<SandboxRow, StoreError> {
         storable("agent version", agent_version)?;
-        let sealed = (new.injections_sealed.clone(), new.environment_sealed.clone());
+        let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
         let row = SandboxRow {
             state: State::Running,
             started_us,
@@ -146,13 +146,14 @@ impl NodeRows {
             agent_version: agent_version.to_owned(),
             ..self.sandbox_unstored(new)
         };
-        self.insert(row, sealed).await
+        self.insert(row, injections, environment).await
     }
 
     async fn insert(
         &self,
         row: SandboxRow,
-        (injections, environment): (Option<SealedSecret>, Option<SealedSecret>),
+        injections: Option<SealedSecret>,
+        environment: Option<SealedSecret>,
     ) -> Result<SandboxRow, StoreError> {
         if let Some(alias) = &row.alias {
             storable("sandbox alias", alias)?;

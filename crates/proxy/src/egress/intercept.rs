@@ -157,18 +157,17 @@ pub(super) async fn serve(
     let config = authority.config(&host, alpn).map_err(std_io::Error::other)?;
     let stream = timeout(HANDSHAKE_TIMEOUT, accepted.into_stream(config)).await??;
     sandbox.shared.counters.intercepted();
-    let activity = Activity::new();
     let session = Arc::new(Session {
         sandbox: Arc::clone(sandbox),
         host,
         destination,
         sender,
-        activity: Arc::clone(&activity),
-        tasks: tasks.clone(),
+        activity: Activity::new(),
+        tasks,
         upgraded: TaskTracker::new(),
     });
     let upgraded = session.upgraded.clone();
-    let ended = serve_http(stream, (alpn, is_of_many), session, (&tasks, &activity, &gone), counts).await;
+    let ended = serve_http(stream, alpn, is_of_many, session, &gone, counts).await;
     tracing::trace!(?ended, "intercepted connection");
     upgraded.close();
     upgraded.wait().await;
@@ -181,11 +180,13 @@ pub(super) async fn serve(
 /// Serves the requests of a program.
 async fn serve_http(
     stream: TlsStream<ProgramStream>,
-    (alpn, is_of_many): (Alpn, bool),
+    alpn: Alpn,
+    is_of_many: bool,
     session: Arc<Session>,
-    (tasks, activity, gone): (&Tasks, &Activity, &CancellationToken),
+    gone: &CancellationToken,
     counts: &Counts,
 ) -> hyper::Result<()> {
+    let (tasks, activity) = (session.tasks.clone(), Arc::clone(&session.activity));
     let counters: Arc<Counters> = Arc::clone(&session.sandbox.shared.counters);
     let service = service_fn(move |request| request::handle(Arc::clone(&session), request));
     // Both kinds of connection are driven in the same way, but have no common type.

@@ -133,15 +133,21 @@ impl FirstEnd {
 /// When one side failed: both are to be reset then.
 pub(super) async fn relay(
     pipes: &Pipes,
-    (sandbox, outside): (&TcpStream, &TcpStream),
+    sandbox: &TcpStream,
+    outside: &TcpStream,
     chunk: usize,
     bandwidth: &Bandwidth,
     counts: &Counts,
 ) -> io::Result<Ended> {
-    let first = FirstEnd::default();
-    let directions = [Direction::Out, Direction::In].map(|direction| (direction, counts, &first));
-    let out = pump(pipes, (sandbox, outside, chunk), bandwidth, directions[0]);
-    let back = pump(pipes, (outside, sandbox, chunk), bandwidth, directions[1]);
+    let pump = Pump {
+        pipes,
+        chunk,
+        bandwidth,
+        counts,
+        first: FirstEnd::default(),
+    };
+    let out = pump.run(Direction::Out, sandbox, outside);
+    let back = pump.run(Direction::In, outside, sandbox);
     let (out, back) = tokio::try_join!(out, back)?;
     Ok(Ended { out, back })
 }
@@ -151,7 +157,8 @@ pub(super) async fn relay(
 /// # Errors
 /// When one side failed, or the stream ended without the end of TLS.
 pub(super) async fn relay_tls(
-    (sandbox, outside): (&TcpStream, &mut TlsStream<TcpStream>),
+    sandbox: &TcpStream,
+    outside: &mut TlsStream<TcpStream>,
     bandwidth: &Bandwidth,
     counts: &Counts,
 ) -> io::Result<Ended> {
@@ -263,58 +270,66 @@ fn end_writing(to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Relays one direction until it ends; returns whether it ended, and not by silence.
-async fn pump(
-    pipes: &Pipes,
-    (from, to, chunk): (&TcpStream, &TcpStream, usize),
-    bandwidth: &Bandwidth,
-    (direction, counts, first): (Direction, &Counts, &FirstEnd),
-) -> io::Result<bool> {
-    let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
-    loop {
-        tokio::select! {
-            biased;
-            readable = from.readable() => readable?,
-            () = first.silence() => return Ok(false),
-        }
-        let pipe = pipes.take()?;
-        let filled = from.try_io(Interest::READABLE, || {
-            Ok(rustix::pipe::splice(from, None, &pipe.1, None, chunk, flags)?)
-        });
-        let filled = match filled {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                pipes.put(pipe);
-                continue;
+/// What both directions of a relay have in common.
+struct Pump<'a> {
+    pipes: &'a Pipes,
+    /// Most bytes that are moved at a time.
+    chunk: usize,
+    bandwidth: &'a Bandwidth,
+    counts: &'a Counts,
+    /// Cancelled when one direction has ended.
+    first: FirstEnd,
+}
+
+impl Pump<'_> {
+    /// Relays one direction until it ends; returns whether it ended, and not by silence.
+    async fn run(&self, direction: Direction, from: &TcpStream, to: &TcpStream) -> io::Result<bool> {
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        loop {
+            tokio::select! {
+                biased;
+                readable = from.readable() => readable?,
+                () = self.first.silence() => return Ok(false),
             }
-            // The pipe is closed, because bytes may be in it.
-            Err(error) => return Err(error),
-            Ok(0) => {
-                pipes.put(pipe);
-                taken(to).await?;
-                end_writing(to)?;
-                first.0.cancel();
-                return Ok(true);
-            }
-            Ok(filled) => filled,
-        };
-        let mut left = filled;
-        while left > 0 {
-            to.writable().await?;
-            let moved = to.try_io(Interest::WRITABLE, || {
-                Ok(rustix::pipe::splice(&pipe.0, None, to, None, left, flags)?)
+            let pipe = self.pipes.take()?;
+            let filled = from.try_io(Interest::READABLE, || {
+                Ok(rustix::pipe::splice(from, None, &pipe.1, None, self.chunk, flags)?)
             });
-            match moved {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            let filled = match filled {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.pipes.put(pipe);
+                    continue;
+                }
+                // The pipe is closed, because bytes may be in it.
                 Err(error) => return Err(error),
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(moved) => left -= moved,
+                Ok(0) => {
+                    self.pipes.put(pipe);
+                    taken(to).await?;
+                    end_writing(to)?;
+                    self.first.0.cancel();
+                    return Ok(true);
+                }
+                Ok(filled) => filled,
+            };
+            let mut left = filled;
+            while left > 0 {
+                to.writable().await?;
+                let moved = to.try_io(Interest::WRITABLE, || {
+                    Ok(rustix::pipe::splice(&pipe.0, None, to, None, left, flags)?)
+                });
+                match moved {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(moved) => left -= moved,
+                }
             }
+            self.pipes.put(pipe);
+            self.counts.add(direction, filled);
+            self.bandwidth.pay(direction, filled).await;
+            // A connection that is always ready lets the others run.
+            tokio::task::consume_budget().await;
         }
-        pipes.put(pipe);
-        counts.add(direction, filled);
-        bandwidth.pay(direction, filled).await;
-        // A connection that is always ready lets the others run.
-        tokio::task::consume_budget().await;
     }
 }
 
@@ -341,7 +356,7 @@ mod tests {
         let relay = tokio::spawn(async move {
             let counts = Counts::default();
             let bandwidth = Bandwidth::new(0);
-            let outcome = relay(&Pipes::default(), (&sandbox, &outside), CHUNK_MAX, &bandwidth, &counts).await;
+            let outcome = relay(&Pipes::default(), &sandbox, &outside, CHUNK_MAX, &bandwidth, &counts).await;
             (outcome, counts)
         });
         (inside, server, relay)

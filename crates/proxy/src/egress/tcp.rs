@@ -246,9 +246,9 @@ async fn relay(
         let pipes = &sandbox.shared.pipes;
         match &mut outside {
             Either::Left(outside) => {
-                relay::relay(pipes, (stream, outside), sizes.chunk, &sandbox.bandwidth, counts).await
+                relay::relay(pipes, stream, outside, sizes.chunk, &sandbox.bandwidth, counts).await
             }
-            Either::Right(outside) => relay::relay_tls((stream, outside), &sandbox.bandwidth, counts).await,
+            Either::Right(outside) => relay::relay_tls(stream, outside, &sandbox.bandwidth, counts).await,
         }
     };
     let relayed = relayed.await;

@@ -88,6 +88,14 @@ pub(super) fn prepare_restores(driver: &Arc<ContainerDriver>, count: usize) -> i
     Ok(())
 }
 
+/// What is called while the processes of a sandbox are written.
+struct Moments<'a> {
+    /// All of it stands still.
+    stopped: &'a mut dyn FnMut(),
+    /// Everything is written: what fails here lets the sandbox go on.
+    complete: &'a mut dyn FnMut() -> io::Result<()>,
+}
+
 impl ContainerDriver {
     pub(super) fn write_processes(
         &self,
@@ -100,7 +108,7 @@ impl ContainerDriver {
         of.until_ended(cancel)?;
         self.storage.kept.forget_image(id, disk)?;
         let stays = self.tree.freezer(&of.name)?.is_frozen()?;
-        let written = self.dump(of, stays, (stopped, complete), cancel);
+        let written = self.dump(of, stays, Moments { stopped, complete }, cancel);
         if written.is_err() {
             let _ = self.storage.kept.forget_image(id, disk);
             match stays {
@@ -165,16 +173,10 @@ impl ContainerDriver {
 
     /// Writes an image of the processes of a sandbox, and ends them. When this fails, they go on, or stay stopped, unless the
     /// process for it was killed.
-    fn dump(
-        &self,
-        of: &Running,
-        stays: bool,
-        (stopped, complete): (&mut dyn FnMut(), &mut dyn FnMut() -> io::Result<()>),
-        cancel: &Arc<Cancel>,
-    ) -> Result<(), WriteError> {
+    fn dump(&self, of: &Running, stays: bool, moments: Moments<'_>, cancel: &Arc<Cancel>) -> Result<(), WriteError> {
         let mut process = self.launchers.helpers().begin_once(Work::Dump)?;
         let mut writing_out = None;
-        let written = self.dump_by(&mut process, &mut writing_out, of, stays, (stopped, complete), cancel);
+        let written = self.dump_by(&mut process, &mut writing_out, of, stays, moments, cancel);
         if written.is_err() {
             // Who waits for the sandbox does not wait for the end of a process that has put everything back. Another one is
             // killed first.
@@ -193,7 +195,7 @@ impl ContainerDriver {
         writing_out: &mut Option<JoinHandle<io::Result<()>>>,
         of: &Running,
         stays: bool,
-        (stopped, complete): (&mut dyn FnMut(), &mut dyn FnMut() -> io::Result<()>),
+        moments: Moments<'_>,
         cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
@@ -204,7 +206,7 @@ impl ContainerDriver {
             Reply::Stopped => {}
             other => return Err(failure(other)),
         }
-        stopped();
+        (moments.stopped)();
         match process.ask_unless(Request::Write.alone(), deadline, cancel)? {
             Reply::Done => {}
             other => return Err(failure(other)),
@@ -227,7 +229,11 @@ impl ContainerDriver {
             process.give_up();
             return Err(error.into());
         }
-        let finished = self.storage.kept.finish_image(id, disk).and_then(|()| complete());
+        let finished = self
+            .storage
+            .kept
+            .finish_image(id, disk)
+            .and_then(|()| (moments.complete)());
         if let Err(error) = finished {
             // The image is not what the sandbox is once it goes on.
             let forgotten = self.storage.kept.forget_image(id, disk);

@@ -196,7 +196,9 @@ impl BuildFiles {
     /// Opens the archives, and removes uploads that were cut by a restart.
     pub(crate) fn open(
         settings: &BuildSettings,
-        (rows, admission, clock): (NodeRows, Arc<AdmissionControl>, Clock),
+        rows: NodeRows,
+        admission: Arc<AdmissionControl>,
+        clock: Clock,
         stored: Option<Arc<StoredLayers>>,
     ) -> Self {
         let directory = settings.directory.as_ref().map(|directory| directory.join("files"));

@@ -39,16 +39,18 @@ pub(crate) struct SandboxSettings {
 }
 
 impl SandboxSettings {
-    /// The sandbox to create of a template and its build. `template_name` is the one of the request, and the lifetime has
-    /// the seconds until the first deadline and until the last.
+    /// The sandbox to create of a template and its build. `template_name` is the one of the request; the seconds are those
+    /// until the first deadline and until the last.
     ///
     /// # Errors
     /// With what is wrong, for the client.
     pub(super) fn spec(
         self,
-        (template, build): (TemplateRow, BuildRow),
+        template: TemplateRow,
+        build: BuildRow,
         template_name: &str,
-        (timeout_s, max_lifetime_s): (u32, u32),
+        timeout_s: u32,
+        max_lifetime_s: u32,
     ) -> Result<SandboxSpec, String> {
         let secure = self.secure.unwrap_or_else(|| self.is_private());
         let refusal = self.refusal();

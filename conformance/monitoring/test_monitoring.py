@@ -120,10 +120,10 @@ def test_the_cases_find_expressions_that_are_wrong(expression: str, fails: str, 
 def test_each_alert_says_what_to_do(metered: tuple[Platform, Prometheus]) -> None:
     """What `runbook` names is a section of a page that the platform serves, and says more than the alert."""
     server, _ = metered
-    page = httpx.get(f"{server.url}/alerts").text
+    page = httpx.get(f"{server.url}/docs/alerts").text
     text = RUNBOOK.read_text()
     for alert in ALERTS:
-        assert f"runbook: /alerts#{alert.lower()}\n" in RULES.read_text(), alert
+        assert f"runbook: /docs/alerts#{alert.lower()}\n" in RULES.read_text(), alert
         assert f'id="{alert.lower()}"' in page, f"{alert} has no section"
         section = text.partition(f"## {alert}\n")[2].partition("\n## ")[0]
         assert len(section.split()) >= 25, f"the section of {alert} says little"

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::id::SandboxId;
 use model::lifecycle::command::Command;
 use model::secret::Secret;
 use store::Change;
@@ -111,11 +112,16 @@ impl Sandboxes {
             let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
             self.set_policy(&turn, &row).await
         };
-        match applied.await {
+        self.log_not_applied(&entry.id, applied.await);
+    }
+
+    /// Logs that a policy was not applied, unless something else applies it.
+    pub(super) fn log_not_applied(&self, id: &SandboxId, applied: Result<(), ChangeError>) {
+        match applied {
             // A resume applies what there is then.
             Ok(()) | Err(ChangeError::Gone | ChangeError::Stopping | ChangeError::Changing(_)) => {}
             Err(error) => {
-                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot apply changed network settings, it will be tried again");
+                tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot apply changed network settings, it will be tried again");
             }
         }
     }

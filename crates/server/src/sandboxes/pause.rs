@@ -382,6 +382,8 @@ impl Sandboxes {
     fn keep_running(&self, turn: &Turn<'_>) {
         turn.force_count(CountedAs::Running);
         turn.reopen();
+        // Rules and secrets that were changed meanwhile were applied to those that ran.
+        turn.set_policy_pending(true);
         if turn.apply(Transition::Failed).is_some() {
             let again_us = self.clock.now_us() + PAUSE_RETRY_US;
             self.deadlines.set(&turn.id, turn.end_us().max(again_us));
@@ -407,6 +409,10 @@ impl Sandboxes {
         };
         self.record(turn, row.version, running).await;
         self.keep_running(turn);
+        if turn.state() == State::Running {
+            let applied = self.set_policy(turn, &row).await;
+            self.log_not_applied(id, applied);
+        }
         match error {
             // Its end is about to be reported.
             NodeError::NotFound(_) => PauseError::Gone,

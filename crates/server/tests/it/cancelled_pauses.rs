@@ -5,6 +5,7 @@ use serde_json::json;
 use server::settings::ServerSettings;
 use tokio::task::JoinHandle;
 
+use super::injections::{id_of, rules, save, shown};
 use super::pause::{detail, origin, post, state, traffic, until_state};
 use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, Reply, TestPlatform, send, within};
 
@@ -45,6 +46,26 @@ async fn traffic_cancels_it() {
         (&after["state"], &after["startedAt"]),
         (&json!("running"), &before["startedAt"])
     );
+}
+
+/// A sandbox that is being paused is left out when rules change, because its resume applies them. This one is not resumed.
+#[tokio::test]
+async fn a_rule_that_changes_before_it_is_cancelled_is_applied() {
+    let platform = platform().await;
+    let injection = json!({"type": "http", "base_url": "a.b", "headers": {"x-key": "before"}});
+    let rule = id_of(&save(&platform, KEY, "one", &injection).await);
+    let settings = format!(
+        r#","timeout":600,"autoResume":{{"enabled":true}},"injections":{}"#,
+        json!([{"type": "id", "id": rule}])
+    );
+    let id = platform.create(&settings).await;
+    let pausing = begin(&platform, &id).await;
+    let change = json!({"injection": {"type": "http", "base_url": "a.b", "headers": {"x-key": "after"}}}).to_string();
+    let path = format!("/injection-rules/{rule}");
+    assert_eq!(within(platform.call("PUT", &path, &change)).await.status, 200);
+    assert_eq!(traffic(&platform, &id, 3000, &[]).await.text, "ok");
+    assert_eq!(within(pausing).await.expect("no panic").status, 409);
+    assert_eq!(shown(&rules(&platform, &id)), [[rule.as_str(), "a.b", "after"]]);
 }
 
 #[tokio::test]

@@ -15,12 +15,12 @@ fn interception(platform: &TestPlatform, sandbox: &str) -> Interception {
     *policy.interception.clone().expect("an interception")
 }
 
-fn rules(platform: &TestPlatform, sandbox: &str) -> Vec<InjectionRule> {
+pub(crate) fn rules(platform: &TestPlatform, sandbox: &str) -> Vec<InjectionRule> {
     interception(platform, sandbox).rules
 }
 
 /// Name, host and first header of each rule.
-fn shown(rules: &[InjectionRule]) -> Vec<[String; 3]> {
+pub(crate) fn shown(rules: &[InjectionRule]) -> Vec<[String; 3]> {
     let all = rules.iter().map(|rule| {
         let header = rule.headers.first().map_or("", |header| header.value.expose());
         [rule.name.clone(), rule.host.as_str().to_owned(), header.to_owned()]
@@ -28,17 +28,17 @@ fn shown(rules: &[InjectionRule]) -> Vec<[String; 3]> {
     all.collect()
 }
 
-async fn save(platform: &TestPlatform, key: &str, name: &str, injection: &Value) -> Reply {
+pub(crate) async fn save(platform: &TestPlatform, key: &str, name: &str, injection: &Value) -> Reply {
     let body = json!({"name": name, "injection": injection}).to_string();
     platform.call_as(Some(key), "POST", "/injection-rules", &body).await
 }
 
-fn id_of(reply: &Reply) -> String {
+pub(crate) fn id_of(reply: &Reply) -> String {
     assert_eq!(reply.status, 201, "{reply:?}");
     reply.json["ruleID"].as_str().expect("an id").to_owned()
 }
 
-async fn create(platform: &TestPlatform, injections: &Value) -> String {
+pub(crate) async fn create(platform: &TestPlatform, injections: &Value) -> String {
     platform
         .create(&format!(r#","timeout":1000,"injections":{injections}"#))
         .await

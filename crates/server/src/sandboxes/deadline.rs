@@ -45,10 +45,10 @@ impl Sandboxes {
     ) -> Result<SandboxRow, ChangeError> {
         let turn = entry.turn_unless_refused(Command::Change).await?;
         let change = match deadline {
-            Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await?,
-            Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await?,
+            Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await,
+            Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await,
         };
-        let row = match change {
+        let row = match turn.noted(change)? {
             Change::Applied(row) => row,
             Change::Stale => return Err(ChangeError::Stopping),
             Change::Missing => return Err(ChangeError::Gone),

@@ -22,6 +22,7 @@ use model::lifecycle::{Kept, State, Transition};
 use model::sandbox::LifecycleSpec;
 use proxy::ingress::Access;
 use secrecy::SecretString;
+use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 use tokio::sync::{MutexGuard, watch};
 use tokio_util::sync::CancellationToken;
@@ -66,6 +67,8 @@ struct Current {
     traffic: Arc<Access>,
     /// Whether the node may have another policy than that of the row.
     is_policy_pending: bool,
+    /// Whether the row may have been changed although the database failed: the answer to a change was lost.
+    is_row_in_doubt: bool,
     /// The saved injection rules that it refers to.
     saved_rules: BTreeSet<String>,
     /// Its share of the limits, until nothing of it is left.
@@ -201,6 +204,7 @@ impl SandboxEntry {
                 retained_until_us: None,
                 traffic,
                 is_policy_pending: false,
+                is_row_in_doubt: false,
                 saved_rules,
                 admission: Some(admission),
                 counted: CountedAs::of(row),
@@ -384,6 +388,11 @@ impl SandboxEntry {
         self.current.borrow().is_policy_pending
     }
 
+    /// Whether its row may have been changed although the database failed.
+    pub(crate) fn is_row_in_doubt(&self) -> bool {
+        self.current.borrow().is_row_in_doubt
+    }
+
     /// Whether it refers to a saved injection rule.
     pub(crate) fn uses_rule(&self, id: &str) -> bool {
         self.current.borrow().saved_rules.contains(id)
@@ -547,6 +556,16 @@ impl Turn<'_> {
     /// Notes whether the node may have another policy than that of the row.
     pub(crate) fn set_policy_pending(&self, is_pending: bool) {
         self.entry.change(|current| current.is_policy_pending = is_pending);
+    }
+
+    /// Passes on the outcome of a change of its row, which is in doubt if that failed.
+    pub(crate) fn noted<T>(&self, changed: Result<T, StoreError>) -> Result<T, StoreError> {
+        changed.inspect_err(|_| self.set_row_in_doubt(true))
+    }
+
+    /// Notes whether its row may have been changed although the database failed.
+    pub(crate) fn set_row_in_doubt(&self, is_in_doubt: bool) {
+        self.entry.change(|current| current.is_row_in_doubt = is_in_doubt);
     }
 
     /// Notes the saved injection rules that it refers to.

@@ -56,7 +56,7 @@ impl Sandboxes {
             InjectionUpdate::Replace(injections) => injections,
             InjectionUpdate::Token(token) => {
                 let has_repositories;
-                (row, has_repositories) = self.store_repository_token(row, &token).await?;
+                (row, has_repositories) = self.store_repository_token(&turn, row, &token).await?;
                 let after = match self.injections.of_sandbox(&row.id).await? {
                     Some(before) => self.injections.with_token(before, &token).await?,
                     None => None,
@@ -74,7 +74,7 @@ impl Sandboxes {
         };
         let sealed = self.injections.seal_sandbox(&row.id, &injections)?;
         let change = self.rows.sandbox_set_injections(&row.id, row.version, sealed.as_ref());
-        let row = match change.await? {
+        let row = match turn.noted(change.await)? {
             Change::Applied(row) => row,
             Change::Stale => return Err(ChangeError::Stopping),
             Change::Missing => return Err(ChangeError::Gone),

@@ -57,7 +57,7 @@ impl Sandboxes {
         let change = self
             .rows
             .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
-        let row = match change.await? {
+        let row = match turn.noted(change.await)? {
             Change::Applied(row) => row,
             Change::Stale => return Err(ChangeError::Stopping),
             Change::Missing => return Err(ChangeError::Gone),

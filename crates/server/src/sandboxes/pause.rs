@@ -278,6 +278,7 @@ impl Sandboxes {
             keep => keep,
         };
         let id = &turn.id;
+        self.settle(turn).await?;
         // What its disk takes is not known yet.
         let counted = CountedAs::Paused { keep, disk_bytes: 1 };
         match is_limited {
@@ -306,6 +307,7 @@ impl Sandboxes {
             }
             Err(error) => {
                 self.keep_running(turn);
+                self.doubt(turn);
                 return Err(error.into());
             }
         };

@@ -12,6 +12,7 @@ use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
 use super::change::ChangeError;
+use super::entry::Turn;
 use super::policy::{Policies, spec_of, token_owner};
 
 /// The type of injection that the token stands for.
@@ -85,6 +86,7 @@ impl Sandboxes {
     /// the sandbox, and applies the policy.
     pub(super) async fn store_repository_token(
         &self,
+        turn: &Turn<'_>,
         row: SandboxRow,
         token: &Secret,
     ) -> Result<(SandboxRow, bool), ChangeError> {
@@ -100,7 +102,7 @@ impl Sandboxes {
         let change = self
             .rows
             .sandbox_set_network(&row.id, row.version, Some(&json), row.allow_internet_access);
-        match change.await? {
+        match turn.noted(change.await)? {
             Change::Applied(row) => Ok((row, true)),
             Change::Stale => Err(ChangeError::Stopping),
             Change::Missing => Err(ChangeError::Gone),

@@ -133,6 +133,7 @@ impl Sandboxes {
             // It was paused since the request came.
             return Err(PauseError::Gone);
         }
+        self.settle(turn).await?;
         let counted = turn.counted();
         let restores = matches!(counted, CountedAs::Paused { keep: Kept::Image, .. }) && !request.discards_processes;
         if restores {
@@ -152,12 +153,18 @@ impl Sandboxes {
             && let Err(error) = self.discard_processes(turn).await
         {
             self.keep_paused(turn, counted);
+            if matches!(error, PauseError::Store(_)) {
+                self.doubt(turn);
+            }
             return Err(error);
         }
         let row = match self.begin_resume(turn, request).await {
             Ok(row) => follow_node(row, counted),
             Err(error) => {
                 self.keep_paused(turn, counted);
+                if matches!(error, PauseError::Store(_)) {
+                    self.doubt(turn);
+                }
                 return Err(error);
             }
         };

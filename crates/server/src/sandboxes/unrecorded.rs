@@ -1,5 +1,10 @@
 //! States that could not be recorded, because the database failed after the node had done its part. They are recorded as
 //! soon as the database works again, unless another change comes first, which takes the row from the state that it has.
+//!
+//! A database that fails may have made the change: a connection can be lost between a commit and its answer. Then the row
+//! is one version ahead of what is known here, and every later change of it would be refused as one of another server. So
+//! each failed change leaves the row in doubt, until it is read again: before the next change, or as soon as the
+//! database works.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +62,7 @@ impl Sandboxes {
             Ok(Change::Stale | Change::Missing) => None,
             Err(error) => {
                 self.log_store_error(&error, &turn.id, "cannot record the state of a sandbox yet");
+                turn.set_row_in_doubt(true);
                 let (sandboxes, entry) = (Arc::clone(self), Arc::clone(turn));
                 self.work
                     .spawn(async move { sandboxes.record_later(&entry, version, state).await });
@@ -73,6 +79,10 @@ impl Sandboxes {
                 () = self.stopping.cancelled() => return,
             }
             let turn = entry.turn().await;
+            if let Err(error) = self.settle(&turn).await {
+                self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
+                continue;
+            }
             if turn.version() != version || turn.state() != state.state() {
                 return;
             }
@@ -82,6 +92,63 @@ impl Sandboxes {
                 Err(error) => self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet"),
             }
         }
+    }
+
+    /// Leaves the row of a sandbox in doubt, because a change of it failed, until the database works.
+    pub(super) fn doubt(self: &Arc<Self>, turn: &Turn<'_>) {
+        turn.set_row_in_doubt(true);
+        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(turn));
+        self.work.spawn(async move {
+            loop {
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY) => {}
+                    // The next start takes the row as it is.
+                    () = sandboxes.stopping.cancelled() => return,
+                }
+                let turn = entry.turn().await;
+                match sandboxes.settle(&turn).await {
+                    Ok(()) => return,
+                    Err(error) => sandboxes.log_store_error(&error, &entry.id, "cannot read the row of a sandbox"),
+                }
+            }
+        });
+    }
+
+    /// Takes over the row of a sandbox if it is in doubt, and brings it back to the state that the sandbox has if it had
+    /// begun to leave that. Whoever has the turn is the only one to change the row, so what it has beyond the version that
+    /// is known was made here.
+    ///
+    /// # Errors
+    /// When the database fails; the row stays in doubt.
+    pub(super) async fn settle(&self, turn: &Turn<'_>) -> Result<(), StoreError> {
+        if !turn.is_row_in_doubt() {
+            return Ok(());
+        }
+        let row = self.store.sandbox_by_id(&turn.id).await?;
+        if let Some(row) = row.filter(|row| row.version > turn.version()) {
+            turn.update(row.version, row.end_us);
+            let state = match (row.state, turn.state()) {
+                (State::Pausing, State::Running) => Some(Unrecorded::Running {
+                    started_us: row.started_us,
+                    end_us: row.end_us,
+                    agent_version: None,
+                }),
+                (State::Resuming, State::Paused) => Some(Unrecorded::Paused {
+                    kept: row.kept.unwrap_or(Kept::Filesystem),
+                    kept_bytes: row.kept_bytes.unwrap_or(0),
+                    paused_us: row.paused_us.unwrap_or(row.end_us),
+                    resume_error: row.resume_error.clone(),
+                }),
+                _ => None,
+            };
+            if let Some(state) = state
+                && let Change::Applied(row) = self.write(turn, row.version, &state).await?
+            {
+                turn.update(row.version, row.end_us);
+            }
+        }
+        turn.set_row_in_doubt(false);
+        Ok(())
     }
 
     async fn write(

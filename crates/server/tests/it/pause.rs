@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::Bytes;
 use model::id::SandboxId;
 use model::lifecycle::State;
 use serde_json::{Value, json};
+use sqlx::{AnyConnection, AssertSqlSafe, Connection as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -101,6 +103,59 @@ async fn metrics(platform: &TestPlatform) -> String {
 }
 
 /// A request to a port of a sandbox.
+/// Has every change of a row to a state be committed and fail nevertheless, as when a connection is lost before the answer.
+async fn lose_answers(platform: &TestPlatform, state: &str) -> AnyConnection {
+    let url = format!("sqlite:{}", platform.directory.path().join("test.db").display());
+    let mut raw = AnyConnection::connect(&url).await.expect("a database");
+    let trigger = format!(
+        "CREATE TRIGGER lost AFTER UPDATE OF state ON sandboxes WHEN NEW.state = '{state}' \
+         BEGIN SELECT RAISE(FAIL, 'the answer is lost'); END"
+    );
+    sqlx::raw_sql(AssertSqlSafe(trigger))
+        .execute(&mut raw)
+        .await
+        .expect("a trigger");
+    raw
+}
+
+async fn answer_again(mut raw: AnyConnection) {
+    sqlx::raw_sql("DROP TRIGGER lost")
+        .execute(&mut raw)
+        .await
+        .expect("no trigger");
+    raw.close().await.expect("a database");
+}
+
+/// Without a look at the row, it would be taken for one that another server has changed, for as long as this one runs.
+#[tokio::test]
+async fn a_change_whose_answer_is_lost_can_be_made_again() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":600"#).await;
+    for (call, lost, before, after) in [
+        ("pause", "pausing", State::Pausing, State::Paused),
+        ("resume", "resuming", State::Resuming, State::Running),
+    ] {
+        let raw = lose_answers(&platform, lost).await;
+        assert!(post(&platform, &id, call, "").await.status.is_server_error(), "{call}");
+        assert_eq!(state(&platform, &id).await, before, "it was committed");
+        answer_again(raw).await;
+        let again = post(&platform, &id, call, "").await;
+        assert!(again.status.is_success(), "{call}: {again:?}");
+        assert_eq!(state(&platform, &id).await, after);
+    }
+    // Also where nothing is asked for: the row becomes right by itself.
+    let raw = lose_answers(&platform, "pausing").await;
+    assert!(post(&platform, &id, "pause", "").await.status.is_server_error());
+    answer_again(raw).await;
+    let is_right = async {
+        while state(&platform, &id).await != State::Running {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(is_right).await;
+    assert_eq!(post(&platform, &id, "pause", "").await.status, 204);
+}
+
 pub(crate) async fn traffic(platform: &TestPlatform, id: &str, port: u16, more: &[(&str, &str)]) -> Reply {
     let host = format!("{port}-{id}.sandbox.test");
     let headers: Vec<(&str, &str)> = [("host", host.as_str())]

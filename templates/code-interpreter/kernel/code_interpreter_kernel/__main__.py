@@ -38,9 +38,9 @@ class App(IPKernelApp):
         context.setsockopt(zmq.XPUB_NODROP, 1)
         super().init_iopub(context)
 
-    def init_kernel(self) -> None:
+    def init_shell(self) -> None:
         """Prepares what cells find."""
-        super().init_kernel()
+        super().init_shell()
         formatters.register(self.shell)
 
 

@@ -36,6 +36,10 @@ class ChartFormatter(BaseFormatter):
     print_method = ObjectName("_repr_e2b_chart_")
     _return_type = (dict, str)
 
+    def pop(self, typ: Any, default: Any = None) -> Any:
+        """Keeps what is registered: the backend of matplotlib removes figures from all formatters but its own."""
+        return default
+
 
 def register(shell: InteractiveShell) -> None:
     """Prepares a shell."""
@@ -44,7 +48,7 @@ def register(shell: InteractiveShell) -> None:
     for kind in (DataFormatter, ChartFormatter):
         made = kind(parent=formatter)
         formatter.formatters[made.format_type] = made
-    formatter.active_types = [*formatter.active_types, "e2b/data", "e2b/chart"]
+    formatter.active_types = formatter.format_types
     formatter.formatters["text/plain"].max_seq_length = 0
     of_json = formatter.formatters["application/json"]
     for kind in (list, dict, tuple):

@@ -36,7 +36,7 @@ class BashKernel(ChildKernel):
             "PROMPT_COMMAND": f'__rf_last=$?; printf "%s\\n" "$__rf_last" >&{answers}',
             "HISTFILE": "",
         }
-        return ["bash", "--noprofile", "--norc", "+m", "+H", "-i"]
+        return ["bash", "--noprofile", "--norc", "--noediting", "+m", "+H", "-i"]
 
     async def start(self) -> None:
         await super().start()

@@ -24,7 +24,5 @@ class Bounds:
     start_s: float = 45.0
     # Seconds between two lines of a stream on which nothing else happens.
     keepalive_s: float = 30.0
-    # Seconds that a cell has to end after it was interrupted. Then its kernel is replaced.
-    grace_s: float = 10.0
     # Seconds that a write waits for a client that takes nothing. It counts as gone then, and its cell is interrupted.
     stalled_s: float = 600.0

@@ -132,7 +132,7 @@ class Context:
         """Interrupts a cell whose client has gone, and frees the context when it has ended."""
         try:
             await kernel.interrupt()
-            async with asyncio.timeout(self._bounds.grace_s):
+            async with asyncio.timeout(kernel.grace_s):
                 await kernel.drain()
         except (KernelDied, TimeoutError):
             LOG.warning("context %s: the kernel did not stop after an interrupt and is replaced", self.id)

@@ -200,4 +200,4 @@ def translated(message: Mapping[str, Any]) -> list[Event]:
 
 def failure(content: Mapping[str, Any]) -> Event:
     """The error of a cell, with its traceback as one text."""
-    return events.error(content.get("ename", ""), content.get("evalue", ""), "".join(content.get("traceback", [])))
+    return events.error(content.get("ename", ""), content.get("evalue", ""), "\n".join(content.get("traceback", [])))

@@ -37,6 +37,9 @@ class Environment:
 class Kernel(ABC):
     """A process that keeps the state of a context."""
 
+    # Seconds that a cell has to end after it was interrupted. Then the kernel is replaced.
+    grace_s = 10.0
+
     @abstractmethod
     async def start(self) -> None:
         """Starts it, and returns when it can run a cell. Raises KernelFailed."""

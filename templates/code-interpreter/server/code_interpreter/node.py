@@ -19,6 +19,9 @@ DRIVER = Path(__file__).parent / "drivers" / "node.js"
 class NodeKernel(ChildKernel):
     """One process of Node."""
 
+    # It hears of an interrupt between two steps of a cell, so what has not then will not.
+    grace_s = 2.0
+
     def __init__(self, variables: Mapping[str, str], cwd: str, bounds: Bounds, modules: str, is_typed: bool) -> None:
         super().__init__(variables, cwd, bounds)
         self._modules = modules

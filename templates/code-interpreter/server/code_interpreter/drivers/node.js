@@ -66,18 +66,17 @@ function withoutImports(code) {
   let text = "";
   let at = 0;
   for (const one of found) {
-    if (one.d === -1) {
-      text += code.slice(at, one.ss);
-      const name = JSON.stringify(one.n);
-      const clause = code.slice(one.ss + "import".length, one.s).match(/^([\s\S]*?)\bfrom\s*['"]$/);
+    if (one.type === "static") {
+      text += code.slice(at, one.importStart);
+      const clause = code.slice(one.importStart + "import".length, one.start).match(/^([\s\S]*?)\bfrom\s*['"]$/);
       const { whole, names } = clause ? pattern(clause[1]) : { whole: "", names: "" };
-      const loaded = `await __ringfence_import(${name})`;
+      const loaded = `await __ringfence_import(${JSON.stringify(one.specifier)})`;
       if (whole) text += `const ${whole} = ${loaded};${names ? ` const ${names} = ${whole};` : ""}`;
       else text += names ? `const ${names} = ${loaded};` : `${loaded};`;
-      at = one.se;
-    } else if (one.d >= 0) {
-      text += `${code.slice(at, one.ss)}__ringfence_import`;
-      at = one.d;
+      at = one.importEnd;
+    } else if (one.type === "dynamic") {
+      text += `${code.slice(at, one.importStart)}__ringfence_import`;
+      at = one.dynamicStart;
     }
   }
   return text + code.slice(at);

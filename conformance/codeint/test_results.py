@@ -6,7 +6,8 @@ import base64
 import struct
 
 import pytest
-from e2b_code_interpreter import ChartType, Sandbox
+from e2b_code_interpreter import Sandbox
+from e2b_code_interpreter.charts import ChartType
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -87,7 +87,7 @@ CHARTS = {
     "bar": ("plt.bar(['a', 'b'], [1, 2])", [("a", 1), ("b", 2)]),
     "pie": ("plt.pie([9, 1], labels=['a', 'b'])", [("a", 324), ("b", 36)]),
     "scatter": ("plt.scatter([1, 2], [3, 4], label='s')", [("s", 2)]),
-    "box_and_whisker": ("plt.boxplot([[1, 2, 3, 4, 9]], labels=['b'], patch_artist=True)", [("b", 3)]),
+    "box_and_whisker": ("plt.boxplot([[1, 2, 3, 4, 5], [2, 4, 6, 8, 10]], labels=['a', 'b'], patch_artist=True)", [("a", 3), ("b", 6)]),
 }
 
 

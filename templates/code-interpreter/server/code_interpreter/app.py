@@ -28,6 +28,8 @@ CORS = {
     "Access-Control-Allow-Headers": "*",
     "Access-Control-Expose-Headers": "*",
 }
+# Seconds until the first sign of life of a cell that has to wait.
+FIRST_S = 0.5
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # What each failure is for a client. 502 means to clients that the sandbox has gone, so it is none of these.
 STATUS: dict[type[Exception], int] = {
@@ -135,11 +137,14 @@ class Interpreter:
 
     async def _stream(self, answer: web.StreamResponse, said: AsyncGenerator[Event, None]) -> None:
         """Writes events as the client takes them, and a sign of life where there are none."""
+        # The first one comes soon, because headers are on the way with the first line.
+        patience = FIRST_S
         while True:
             following = asyncio.ensure_future(anext(said, None))
             try:
-                while not (await asyncio.wait({following}, timeout=self._bounds.keepalive_s))[0]:
+                while not (await asyncio.wait({following}, timeout=patience))[0]:
                     await self._write(answer, events.KEEPALIVE)
+                    patience = self._bounds.keepalive_s
             except BaseException:
                 following.cancel()
                 await asyncio.wait({following})
@@ -148,6 +153,7 @@ class Interpreter:
             if event is None:
                 return
             await self._write(answer, event)
+            patience = self._bounds.keepalive_s
 
     async def _write(self, answer: web.StreamResponse, event: Event) -> None:
         async with asyncio.timeout(self._bounds.stalled_s):

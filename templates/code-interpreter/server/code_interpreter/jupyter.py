@@ -74,7 +74,7 @@ class JupyterKernel(Kernel):
         self._manager.command = self._command
         try:
             await self._manager.start_kernel(cwd=directory(self._cwd), env=self._variables)
-            self._client = self._manager.client()
+            self._client = self._manager.client(context=self._context)
             self._client.start_channels(stdin=False, hb=False)
             await self._client.wait_for_ready(timeout=self._bounds.start_s)
         except Exception as failed:

@@ -255,9 +255,11 @@ ALL: tuple[Suite, ...] = (
     node("signing", ("signing",), "signing", seconds=15, environment={"RINGFENCE_QINIU_PYTHON": "{python-signing}"}),
     node(
         "codeint",
-        ("codeint", "--criu"),
+        # Over HTTPS, because the older client finds a port by its name alone.
+        ("--tls", "--criu", "codeint"),
         "codeint",
         seconds=120,
+        names=True,
         python="python-codeint-2.11.5",
         environment=CRIU
         | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}", "RINGFENCE_OLD_PYTHON": "{python-codeint-2.8.1}"},
@@ -352,7 +354,7 @@ DIRECTORIES = {
     **{"javascript": "javascript", "smoke": "smoke-2.45.1-tls"},
 }
 # Options that a suite needs whatever part of it runs.
-OPTIONS = {"docs": ("--criu",), "codeint": ("--criu",), "smoke-2.45.1-tls": ("--tls",)}
+OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}
 
 
 def options(suite: str) -> tuple[str, ...]:

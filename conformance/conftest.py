@@ -100,7 +100,8 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
         gateway.start()
         server: Platform = Platform(work_dir / "data", config=CONFIG + gateway.config())
     elif request.config.getoption("--tls"):
-        server = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}")
+        more = criu_config() if request.config.getoption("--criu") else ""
+        server = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}{more}")
     elif any(request.config.getoption(option) for option in ("--restored", "--forked", "--criu")):
         server = Platform(work_dir / "data", config=CONFIG + criu_config())
     else:

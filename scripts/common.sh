@@ -309,3 +309,18 @@ END
   rm -rf "$into/apt"
   mv "$into/criu.new" "$into/criu"
 }
+
+# Fetches the packages of Python and Node that the recipe of the code interpreter pins, so that its build needs no network.
+code_interpreter_packages_into() { # DIRECTORY
+  local recipe=$root/templates/code-interpreter drivers work
+  drivers=$recipe/server/code_interpreter/drivers
+  mkdir -p "$1"
+  /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+    -r "$recipe/requirements-server.txt" -d "$1/wheels" || return
+  /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+    -r "$recipe/requirements-kernel.txt" -d "$1/wheels" || return
+  work=$(mktemp -d)
+  cp "$drivers/package.json" "$drivers/package-lock.json" "$work/"
+  npm ci --prefix "$work" --cache "$1/npm" --ignore-scripts --no-audit --no-fund --loglevel=error || return
+  rm -rf "$work"
+}

@@ -122,8 +122,21 @@ ALL = (
     python("mcp-2.3.0", "conformance/mcp/requirements-2.3.0.txt"),
     python("mcp-1.30.0", "conformance/mcp/requirements-1.30.0.txt"),
     python("signing", "conformance/signing/requirements.txt"),
+    python("codeint-2.11.5", "conformance/codeint/requirements-2.11.5.txt", "bin/pytest"),
+    python("codeint-2.8.1", "conformance/codeint/requirements-2.8.1.txt"),
+    # What the recipe of the code interpreter fetches, for builds without a network.
+    Asset(
+        "code-interpreter-packages",
+        ("code_interpreter_packages_into",),
+        has=("wheels", "npm"),
+        files=tuple(
+            f"templates/code-interpreter/{file}"
+            for file in ("requirements-server.txt", "requirements-kernel.txt", "server/code_interpreter/drivers/package-lock.json")
+        ),
+        packages=("python3", "python3-pip", "nodejs", "npm"),
+    ),
     *(node_modules(f"javascript-{version}", f"conformance/javascript/{version}") for version in ("2.51.0", "2.49.0", "2.8.4")),
-    *(node_modules(name, f"conformance/{name}") for name in ("cli", "browser", "mcp", "signing")),
+    *(node_modules(name, f"conformance/{name}") for name in ("cli", "browser", "mcp", "signing", "codeint")),
 )
 BY_NAME = {asset.name: asset for asset in ALL}
 

@@ -253,6 +253,17 @@ ALL: tuple[Suite, ...] = (
         environment={"RINGFENCE_MCP_PYTHON": "{python-mcp-2.3.0}:{python-mcp-1.30.0}"},
     ),
     node("signing", ("signing",), "signing", seconds=15, environment={"RINGFENCE_QINIU_PYTHON": "{python-signing}"}),
+    node(
+        "codeint",
+        # Over HTTPS, because the older client finds a port by its name alone.
+        ("--tls", "--criu", "codeint"),
+        "codeint",
+        seconds=120,
+        names=True,
+        python="python-codeint-2.11.5",
+        environment=CRIU
+        | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}", "RINGFENCE_OLD_PYTHON": "{python-codeint-2.8.1}"},
+    ),
     # The browser, with a font; the environment has only what drives it.
     node(
         "docs",
@@ -339,11 +350,12 @@ def of_step(step: str, long: bool) -> list[Suite]:
 # The suite that a file of a directory belongs to.
 DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
+    **{"codeint": "codeint"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
     **{"javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
 }
 # Options that a suite needs whatever part of it runs.
-OPTIONS = {"docs": ("--criu",), "smoke-2.45.1-tls": ("--tls",)}
+OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}
 
 
 def options(suite: str) -> tuple[str, ...]:

@@ -140,6 +140,10 @@ pub(crate) struct UpArgs {
     /// [env: RINGFENCE_DOMAIN] [default: sandbox.localhost:<port of --listen>]
     #[arg(long, value_name = "DOMAIN")]
     domain: Option<String>,
+    /// Build a template that comes with this program when the platform is ready, such as code-interpreter, unless the default
+    /// team has it; can be repeated
+    #[arg(long, value_name = "TEMPLATE")]
+    pub(crate) with: Vec<String>,
     #[command(flatten)]
     tls: TlsArgs,
 }
@@ -405,7 +409,14 @@ pub(crate) enum SandboxCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateCommand {
     /// Build a template from a Dockerfile, an image or an archive, and wait until it is ready
+    ///
+    /// A file `template.toml` in the directory of the Dockerfile has what the flags do not say: `name`, `cpu`, `memory`,
+    /// `start_cmd` and `ready_cmd`.
     Build(Box<BuildArgs>),
+    /// Build a template that comes with this program, such as code-interpreter, and wait until it is ready
+    ///
+    /// Packages are fetched from mirrors of Debian, Python and Node, by the sandboxes of the build.
+    Add(Box<AddArgs>),
     /// List the templates of the team
     List {
         /// Output format
@@ -476,6 +487,34 @@ pub(crate) struct BuildArgs {
     /// Directory with the files that the Dockerfile copies
     #[arg(default_value = ".")]
     pub(crate) path: PathBuf,
+}
+
+/// Flags of `template add`.
+#[derive(Debug, Args)]
+pub(crate) struct AddArgs {
+    /// The template: code-interpreter
+    pub(crate) template: String,
+    /// Name for the template, [namespace/]name[:tag] [default: the one that its clients ask for]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Value of an ARG of its Dockerfile, such as BASE=IMAGE; not for secrets
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(crate) build_arg: Vec<String>,
+    /// Cores of its sandboxes: 1 or an even number
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu: Option<u32>,
+    /// Memory of its sandboxes in MiB, an even number
+    #[arg(long, value_name = "MB")]
+    pub(crate) memory: Option<u32>,
+    /// Take nothing from earlier builds
+    #[arg(long)]
+    pub(crate) no_cache: bool,
+    /// Build nothing if the team has a template with this name that is ready
+    #[arg(long, conflicts_with = "no_cache")]
+    pub(crate) unless_present: bool,
+    /// Output format of the result; the log is written to stderr
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
 }
 
 /// Subcommands of `template` for files of templates.

@@ -34,6 +34,7 @@ mod templates;
 mod tls;
 mod transfer;
 mod up;
+mod up_with;
 mod version;
 
 use std::process::ExitCode;
@@ -138,7 +139,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         tracing::warn!("unknown environment variable {name}: ignored{meant}");
     }
     match command {
-        Command::Up(_) => up::run(settings),
+        Command::Up(args) => up::run(settings, &args.with),
         Command::Down => down::run(settings),
         Command::Doctor { format, .. } => doctor::run(settings, format),
         Command::Team(command) => with_store(settings, async |store| match command {
@@ -180,7 +181,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             })
         }
         Command::Sandbox(command) => sandboxes::run(settings, &command),
-        Command::Template(command) => template::run(settings, sources, &command),
+        Command::Template(command) => template::run(settings, sources, command),
         Command::Gc { dry_run, cache, format } => transfer::collect(settings, dry_run, cache, format),
         Command::Backup(command) => backup::run(settings, sources, &command),
         Command::Bench(args) => bench::run(&args, settings, sources),

@@ -7,6 +7,7 @@ mod build;
 mod client;
 mod context;
 mod progress;
+mod recipe;
 mod tar;
 
 use std::process::ExitCode;
@@ -16,7 +17,8 @@ use http::Method;
 use serde_json::Value;
 
 use self::client::Client;
-use crate::args::TemplateCommand;
+use self::recipe::Carried;
+use crate::args::{AddArgs, TemplateCommand};
 use crate::config::{Config, Sources};
 use crate::credentials;
 use crate::output::{self, Format};
@@ -26,8 +28,8 @@ use crate::transfer;
 ///
 /// # Errors
 /// When no platform answers, or the request fails.
-pub(crate) fn run(config: &Config, sources: &Sources, command: &TemplateCommand) -> Result<ExitCode> {
-    if let TemplateCommand::Transfer(command) = command {
+pub(crate) fn run(config: &Config, sources: &Sources, command: TemplateCommand) -> Result<ExitCode> {
+    if let TemplateCommand::Transfer(command) = &command {
         return transfer::run(config, command);
     }
     let (url, key) = credentials::endpoint(None, config, sources)?;
@@ -38,14 +40,45 @@ pub(crate) fn run(config: &Config, sources: &Sources, command: &TemplateCommand)
         .context("start the async runtime")?;
     runtime.block_on(async {
         match command {
-            TemplateCommand::Build(args) => return Box::pin(build::run(&client, args)).await,
-            TemplateCommand::List { format } => list(&client, *format).await,
-            TemplateCommand::Show { name, format } => show(&client, name, *format).await,
-            TemplateCommand::Delete { names } => return delete(&client, names).await,
+            TemplateCommand::Build(args) => return Box::pin(build::run(&client, *args)).await,
+            TemplateCommand::Add(args) => return add(&client, &args).await,
+            TemplateCommand::List { format } => list(&client, format).await,
+            TemplateCommand::Show { name, format } => show(&client, &name, format).await,
+            TemplateCommand::Delete { names } => return delete(&client, &names).await,
             TemplateCommand::Transfer(_) => Ok(()),
         }?;
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Builds a template that the program carries.
+async fn add(client: &Client, args: &AddArgs) -> Result<ExitCode> {
+    let unpacked = Carried::named(&args.template)?.unpack()?;
+    let build = unpacked.build_args(args)?;
+    if args.unless_present && is_ready(client, build.name.as_deref()).await? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // The files stay until the end, because they are read when they are uploaded.
+    Box::pin(build::run(client, build)).await
+}
+
+/// Whether sandboxes can be created from a template of the team.
+async fn is_ready(client: &Client, name: Option<&str>) -> Result<bool> {
+    let Some(name) = name else { return Ok(false) };
+    let templates = client.json(Method::GET, "/templates", None).await?;
+    let mut templates = templates.as_array().map(Vec::as_slice).unwrap_or_default().iter();
+    Ok(templates.any(|template| {
+        let names = template["aliases"].as_array().map(Vec::as_slice).unwrap_or_default();
+        names.iter().any(|one| one == name) && template["buildStatus"] == "ready"
+    }))
+}
+
+/// Whether the program carries a template with this name.
+///
+/// # Errors
+/// When it does not; with those that it does.
+pub(crate) fn require_carried(name: &str) -> Result<()> {
+    Carried::named(name).map(|_| ())
 }
 
 async fn list(client: &Client, format: Format) -> Result<()> {

@@ -36,7 +36,7 @@ use crate::master_key::{self, MasterKey};
 use crate::secret::random;
 use crate::signals::Signals;
 use crate::tls;
-use crate::{accounts, harden, node_identity, output, templates};
+use crate::{accounts, harden, node_identity, output, template, templates, up_with};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);
@@ -47,7 +47,10 @@ const DRAIN_BOUND: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// When it cannot start; with everything that the host lacks, if it is the host.
-pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
+pub(crate) fn run(settings: &Config, with: &[String]) -> Result<ExitCode> {
+    for name in with {
+        template::require_carried(name).context("--with")?;
+    }
     doctor::require_host(settings)?;
     harden::harden()?;
     let dir = DataDir::prepare(&settings.data_dir)?;
@@ -73,6 +76,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
             connections: connections.handles(),
             traffic: traffic.handle().clone(),
         },
+        with,
     ));
     connections.stop();
     traffic.shutdown_timeout(BLOCKING_BOUND);
@@ -88,7 +92,13 @@ struct Runtimes {
     traffic: Handle,
 }
 
-async fn serve(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtimes: Runtimes) -> Result<ExitCode> {
+async fn serve(
+    settings: &Config,
+    dir: &DataDir,
+    identity: NodeIdentity,
+    runtimes: Runtimes,
+    with: &[String],
+) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let started = tokio::select! {
         started = start(settings, dir, identity, runtimes) => started?,
@@ -111,6 +121,8 @@ async fn serve(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
         dir.path().join(credentials::FILE).display()
     ))?;
 
+    // A program beside this one, which ends with it.
+    let _building = (!with.is_empty()).then(|| up_with::start(dir.path(), with));
     let code = tokio::select! {
         name = signals.next() => {
             tracing::info!("{name}: draining; sandboxes keep running");

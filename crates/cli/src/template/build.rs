@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::client::Client;
 use super::context::Context;
 use super::progress::Progress;
+use super::recipe::Recipe;
 use crate::args::BuildArgs;
 use crate::output::{self, Format};
 use crate::signals::Signals;
@@ -39,9 +40,13 @@ enum From {
     },
 }
 
-/// Builds a template and waits until it is ready.
-pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode> {
+/// Builds a template and waits until it is ready. A recipe in the directory of the Dockerfile has what `args` leave open.
+pub(super) async fn run(client: &Client, mut args: BuildArgs) -> Result<ExitCode> {
     let begun = Instant::now();
+    if args.from_image.is_none() && args.from_archive.is_none() && args.file.is_none() {
+        Recipe::of(&args.path)?.complete(&mut args);
+    }
+    let args = &args;
     let from = from(args)?;
     let logins = logins(args)?;
     let mut request = json!({"cpuCount": args.cpu, "memoryMB": args.memory});

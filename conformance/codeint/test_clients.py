@@ -1,0 +1,70 @@
+"""Other published clients: the JavaScript one and an older one of Python, in programs of their own; and the unit tests of the
+server, in the environment that the template has for it.
+
+RINGFENCE_NODE and RINGFENCE_NODE_MODULES name Node and a directory with the pinned JavaScript client, RINGFENCE_OLD_PYTHON an
+interpreter with the older client of Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from e2b_code_interpreter import Sandbox
+
+from harness.code_interpreter import RECIPE
+from harness.patience import within
+
+HERE = Path(__file__).parent
+
+
+def reported(command: list[str], **variables: str) -> dict[str, object]:
+    """What a program prints as JSON."""
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=within(120), env={**os.environ, **variables}, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+WANT = {
+    "text": "2",
+    "stdout": ["hello\n"],
+    "stderr": ["bad\n"],
+    "error": ["ValueError", "no"],
+    "bash": ["of the call\n"],
+    "js": "3",
+    "cwd": "/tmp",
+    "languages": ["python", "javascript", "python"],
+    "missing": "NotFound",
+    "png": True,
+    "chart": "line",
+    "data": {"a": [1, 2]},
+    "json": {"k": [1]},
+    "html": "<b>x</b>",
+    "timeout": "Timeout",
+    "after": "alive",
+    "callbacks": ["a\n", "7", "NameError"],
+}
+
+
+def test_the_javascript_client(template: str, tmp_path: Path) -> None:
+    # Node finds packages beside the program.
+    program = tmp_path / "client.mjs"
+    program.write_text((HERE / "client.mjs").read_text())
+    (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
+    assert reported([os.environ["RINGFENCE_NODE"], str(program)]) == WANT
+
+
+def test_an_older_client_of_python(template: str) -> None:
+    assert reported([os.environ["RINGFENCE_OLD_PYTHON"], str(HERE / "client.py")]) == WANT
+
+
+def test_the_units_of_the_server(box: Sandbox) -> None:
+    files = sorted((RECIPE / "server" / "tests").glob("test_*.py"))
+    assert files
+    for file in files:
+        box.files.write(f"/tmp/units/{file.name}", file.read_text())
+    command = "cd /tmp/units && PYTHONPATH=/opt/code-interpreter/server /opt/code-interpreter/server-environment/bin/python -m unittest 2>&1"
+    done = box.commands.run(f"{command} || echo FAILED")
+    assert done.stdout.rstrip().endswith("OK") and "Ran 0 tests" not in done.stdout, done.stdout

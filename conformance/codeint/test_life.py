@@ -1,0 +1,148 @@
+"""What goes wrong and what goes on: kernels that die, cells that never end, pauses, forks, and much output."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from e2b import SandboxException, TimeoutException
+from e2b_code_interpreter import Sandbox
+
+from harness.traffic import until
+
+
+def test_a_kernel_that_dies_is_replaced(shared: Sandbox) -> None:
+    shared.run_code("v = 1")
+    died = shared.run_code("import os; print('last'); os.sys.stdout.flush(); os.kill(os.getpid(), 9)")
+    assert died.error and died.error.name == "ContextRestarting"
+    assert "".join(died.logs.stdout) == "last\n"
+    after = shared.run_code("'v' in dir()")
+    assert (after.text, after.execution_count) == ("False", 1)
+
+
+@pytest.mark.parametrize(
+    ("language", "setup", "endless", "check", "want"),
+    [
+        ("python", "k = 1", "while True: pass", "print(k)", "1\n"),
+        ("python", "k = 2", "import time; time.sleep(600)", "print(k)", "2\n"),
+        ("bash", "k=3", "while :; do :; done", "echo $k", "3\n"),
+        ("bash", "k=4", "sleep 600", "echo $k", "4\n"),
+        ("js", "k = 5", "await new Promise(() => setTimeout(() => {}, 600000))", "console.log(k)", "5\n"),
+        # What never yields cannot be interrupted, so the context has another process.
+        ("js", "k = 6", "while (true);", "console.log(typeof k)", "undefined\n"),
+    ],
+)
+def test_a_cell_that_never_ends_is_interrupted_when_its_client_goes(shared: Sandbox, language: str, setup: str, endless: str, check: str, want: str) -> None:
+    shared.run_code(setup, language=language)
+    with pytest.raises(TimeoutException):
+        shared.run_code(endless, language=language, timeout=0.5)
+    assert shared.run_code(check, language=language).logs.stdout == [want]
+
+
+def test_who_leaves_the_queue_interrupts_nobody(shared: Sandbox) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(shared.run_code, "import time, pathlib; pathlib.Path('/tmp/runs').touch(); time.sleep(3); 'whole'")
+        until(lambda: shared.files.exists("/tmp/runs"), "the first cell runs")
+        with pytest.raises(TimeoutException):
+            shared.run_code("1", timeout=0.3)
+        assert running.result().text == "whole"
+
+
+@pytest.mark.parametrize(("language", "cell"), [("python", "for _ in range(100): print('x' * 999_999)"), ("bash", "yes 123456789 | head -c 100000000")])
+def test_much_output_is_passed_on_and_not_kept(box: Sandbox, language: str, cell: str) -> None:
+    size = 0
+
+    def count(message: object) -> None:
+        nonlocal size
+        size += len(message.line)  # type: ignore[attr-defined]
+
+    done = box.run_code(cell, language=language, on_stdout=count, timeout=120)
+    assert (size, done.error) == (100_000_000, None)
+    peak = box.commands.run("cat /proc/$(pgrep -f -- '-m code_interpreter ' | head -1)/status | grep VmHWM").stdout.split()
+    assert int(peak[1]) < 256 << 10, peak
+
+
+def test_a_client_that_reads_nothing_stops_the_cell(box: Sandbox) -> None:
+    """The cell is held back where its client does not read: neither it nor the server collects what was not read."""
+    headers = {"X-Access-Token": box._envd_access_token or "", "E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999"}
+    code = "import pathlib\nfor n in range(3000):\n    print('y' * 999_999)\n    pathlib.Path('/tmp/at').write_text(str(n))"
+    with httpx.stream("POST", f"{box._jupyter_url}/execute", json={"code": code}, headers=headers, timeout=30) as answer:
+        assert answer.status_code == 200
+        until(lambda: box.files.exists("/tmp/at"), "the cell has begun")
+        seen = [-1]
+
+        def stands() -> bool:
+            seen.append(int(box.commands.run("sleep 0.5; cat /tmp/at").stdout or 0))
+            return seen[-1] == seen[-2]
+
+        until(stands, lambda: f"the cell goes on: {seen}")
+        assert seen[-1] < 500, seen
+    assert box.run_code("'free'").text == "free"
+
+
+def forked(parent: Sandbox) -> Sandbox:
+    """A fork, which the SDK has no method for."""
+    path = f"{os.environ['E2B_API_URL']}/sandboxes/{parent.sandbox_id}/fork"
+    answer = httpx.post(path, headers={"X-API-Key": os.environ["E2B_API_KEY"]}, json={"timeout": 120}, timeout=60)
+    assert answer.status_code == 201, answer.text
+    return Sandbox.connect(answer.json()[0]["sandbox"]["sandboxID"], timeout=300)
+
+
+def test_variables_outlive_a_pause_and_a_fork(box: Sandbox) -> None:
+    box.run_code("a = [1]")
+    box.run_code("b=2", language="bash")
+    box.run_code("c = 3", language="js")
+    box.pause()
+    again = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert again.run_code("a.append(2); a").text == "[1, 2]"
+    fork = forked(again)
+    try:
+        assert fork.run_code("a.append(3); a").text == "[1, 2, 3]"
+        assert fork.run_code("echo $b", language="bash").logs.stdout == ["2\n"]
+        assert fork.run_code("c", language="js").text == "3"
+        assert again.run_code("a").text == "[1, 2]"
+    finally:
+        fork.kill()
+
+
+def test_a_server_that_dies_comes_back(box: Sandbox) -> None:
+    box.commands.run("pkill -9 -f -- '-m code_interpreter '", user="root")
+
+    def answers() -> bool:
+        try:
+            return box.run_code("1 + 1").text == "2"
+        except SandboxException:
+            return False
+
+    until(answers, "another server answers", within_s=30)
+    left = box.commands.run("pgrep -fc code_interpreter_kernel").stdout.strip()
+    assert left == "1", "kernels end with their server"
+
+
+def test_only_the_token_of_the_sandbox_runs_cells(box: Sandbox, shared: Sandbox) -> None:
+    url, port = f"{box._jupyter_url}/execute", {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999"}
+    for token in ({}, {"X-Access-Token": "wrong"}, {"X-Access-Token": shared._envd_access_token}):
+        answer = httpx.post(url, json={"code": "1"}, headers={**port, **token})
+        assert (answer.status_code, "access token" in answer.text) == (401, True), (token, answer.text)
+    right = httpx.post(url, json={"code": "1"}, headers={**port, "X-Access-Token": box._envd_access_token})
+    assert right.status_code == 200 and right.text.splitlines()[-1] == '{"type":"end_of_execution"}'
+    assert right.text.isascii()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("{", "the body is not JSON"),
+        ("[]", "the body must be an object"),
+        ("{}", "code is missing"),
+        ('{"code": 1}', "code must be a string"),
+        ('{"code": "1", "context_id": "a", "language": "python"}', "give context_id or language, not both"),
+        ('{"code": "1", "env_vars": {"A": 1}}', "env_vars must have names without ="),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(shared: Sandbox, body: str, says: str) -> None:
+    headers = {"X-Access-Token": shared._envd_access_token or "", "E2b-Sandbox-Id": shared.sandbox_id, "E2b-Sandbox-Port": "49999"}
+    answer = httpx.post(f"{shared._jupyter_url}/execute", content=body, headers=headers)
+    assert answer.status_code == 400 and says in answer.text, answer.text

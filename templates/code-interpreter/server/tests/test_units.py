@@ -1,0 +1,125 @@
+"""Units of the server: lines, results, requests and access."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+import unittest
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from code_interpreter import events, requests
+from code_interpreter.access import Access, Refused, Unanswered
+from code_interpreter.bash import prepare, sandbox_changes, undo
+
+
+class Lines(unittest.TestCase):
+    """What is on the stream."""
+
+    def test_lines_are_ascii_and_one(self) -> None:
+        line = events.line(events.output("stdout", "a\u2028\u0085\n\U0001f600"))
+        self.assertTrue(line.isascii())
+        self.assertEqual(line.count(b"\n"), 1)
+        self.assertEqual(json.loads(line)["text"], "a\u2028\u0085\n\U0001f600")
+
+    def test_numbers_that_json_lacks_are_null(self) -> None:
+        event = events.result({"application/json": {"a": [math.nan, (math.inf, 1.5)]}}, True)
+        self.assertEqual(json.loads(events.line(event))["json"], {"a": [None, [None, 1.5]]})
+
+
+class Results(unittest.TestCase):
+    """Fields of results."""
+
+    def test_absent_formats_have_no_field(self) -> None:
+        self.assertEqual(events.result({"text/html": ["<b>", "</b>"]}, False), {"type": "result", "is_main_result": False, "html": "<b></b>"})
+
+    def test_quotes_around_a_text_are_left_out(self) -> None:
+        for text, want in (("'a'", "a"), ('"a"', "a"), ("'a\"", "'a\""), ("'", "'"), ("''", "")):
+            self.assertEqual(events.unquoted(text), want)
+
+    def test_pictures_have_no_line_breaks(self) -> None:
+        self.assertEqual(events.result({"image/png": "aa\nbb\n", "x/y": 1}, True)["png"], "aabb")
+
+
+class Requests(unittest.TestCase):
+    """Bodies."""
+
+    def test_what_is_absent_or_null(self) -> None:
+        for body in (b'{"code": "1"}', b'{"code": "1", "context_id": null, "language": null, "env_vars": null}'):
+            self.assertEqual(requests.execute(body), requests.Execute("1"))
+        self.assertEqual(requests.create(b""), requests.Create())
+
+    def test_what_is_refused(self) -> None:
+        for body in (b"\xff", b"[", b"3", b"{}", b'{"code": "", "env_vars": {"A=B": ""}}', b'{"code": "", "language": "a\\u0000"}'):
+            with self.assertRaises(requests.Invalid):
+                requests.execute(body)
+
+
+class Shell(unittest.TestCase):
+    """Commands about variables."""
+
+    def test_values_are_data_and_odd_names_are_left_out(self) -> None:
+        self.assertEqual(sandbox_changes({"A": "1"}, {"A": "1", "B": "it's", "C;D": "x"}), "export B='it'\"'\"'s'\n")
+        self.assertEqual(prepare({"a b": "1"}) + undo({"a b": "1"}), "")
+
+
+class Asked(unittest.IsolatedAsyncioTestCase):
+    """What the agent says about a token."""
+
+    async def asyncSetUp(self) -> None:
+        self.requests = 0
+        self.answer: web.Response | None = None
+
+        async def envs(request: web.Request) -> web.Response:
+            self.requests += 1
+            if request.headers.get("X-Access-Token") != "right":
+                return web.json_response({"message": "no"}, status=401)
+            return self.answer or web.json_response({"A": "1", "B": 2})
+
+        app = web.Application()
+        app.router.add_get("/envs", envs)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        self.session = aiohttp.ClientSession()
+        self.given = Path(tempfile.mkdtemp()) / "sandbox.json"
+        port = self.runner.addresses[0][1]
+        self.access = Access(self.session, f"http://127.0.0.1:{port}", str(self.given))
+
+    async def asyncTearDown(self) -> None:
+        await self.session.close()
+        await self.runner.cleanup()
+
+    async def test_an_answer_holds_until_the_sandbox_changes_hands(self) -> None:
+        self.given.write_text("one")
+        for _ in range(3):
+            self.assertEqual(await self.access.variables("right"), {"A": "1"})
+        self.assertEqual(self.requests, 1)
+        other = self.given.with_suffix(".new")
+        other.write_text("another")
+        other.rename(self.given)
+        await self.access.variables("right")
+        self.assertEqual(self.requests, 2)
+
+    async def test_refusals_are_not_kept_and_nothing_else_is_a_yes(self) -> None:
+        for token in (None, "", "wrong"):
+            with self.assertRaises(Refused):
+                await self.access.variables(token)
+        self.answer = web.Response(status=503)
+        with self.assertRaises(Unanswered):
+            await self.access.variables("right")
+        self.answer = web.json_response([1])
+        with self.assertRaises(Unanswered):
+            await self.access.variables("right")
+        await self.runner.cleanup()
+        with self.assertRaises(Unanswered):
+            await asyncio.wait_for(self.access.variables("right"), 10)
+
+
+if __name__ == "__main__":
+    unittest.main()

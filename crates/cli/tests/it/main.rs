@@ -77,6 +77,8 @@ fn command(program: &Path) -> Command {
             command.env_remove(name);
         }
     }
+    // What is kept of a pause must not depend on the host.
+    command.env("RINGFENCE_PAUSE_CRIU", "off");
     command
 }
 

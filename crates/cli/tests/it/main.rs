@@ -8,6 +8,7 @@
 
 mod accounts;
 mod doctor;
+mod install;
 mod package;
 mod platform;
 #[path = "../../../store/tests/it/postgres.rs"]

@@ -309,6 +309,9 @@ uninstall_it() {
         remove_data
     fi
     if [ -z "$found" ]; then
+        # Sandboxes may run, and what could end them is gone.
+        [ -z "$purge" ] || [ ! -e /var/lib/ringfence ] ||
+            fail "ringfence is not installed, and its data is in /var/lib/ringfence: install it again, then purge"
         say "ringfence is not installed"
     elif [ -n "$dry" ]; then
         say "nothing was changed"

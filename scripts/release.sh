@@ -172,10 +172,10 @@ if wants rpm; then
   if [ "$("$tools/bin/cargo-generate-rpm" --version 2>/dev/null)" != "cargo-generate-rpm $rpm_packager_version" ]; then
     cargo install --quiet --locked --root "$tools" "cargo-generate-rpm@$rpm_packager_version"
   fi
-  python3 "$root/scripts/release/rpm.py" "$deb" "$version" "$root/packaging/rpm" >"$work/rpm.toml"
+  python3 "$root/scripts/release/rpm.py" "$deb" "$version" "$root/packaging/rpm" >"$work/Cargo.toml"
   rpm=ringfence-$version-1.x86_64.rpm
-  (cd "$root" && "$tools/bin/cargo-generate-rpm" --package crates/cli --auto-req disabled --arch x86_64 --payload-compress gzip \
-    --metadata-overwrite "$work/rpm.toml" --output "$out/$rpm")
+  (cd "$work" && "$tools/bin/cargo-generate-rpm" --auto-req disabled --arch x86_64 --payload-compress gzip --output "$work/rpm")
+  mv "$work/rpm" "$out/$rpm"
   files+=("$rpm")
 fi
 

@@ -280,8 +280,9 @@ test -s /usr/local/share/bash-completion/completions/ringfence
 sh install.sh --uninstall
 echo after the removal: $(left)
 sh install.sh --uninstall
-sh install.sh --url "$2" --format tarball --no-start
 mkdir /var/lib/ringfence
+sh install.sh --uninstall --purge || echo kept the data: $?
+sh install.sh --url "$2" --format tarball --no-start
 echo data >/var/lib/ringfence/x
 sh install.sh --uninstall --dry-run
 test -x /usr/local/bin/ringfence
@@ -312,6 +313,7 @@ fn what_is_installed_twice_is_removed_without_rest() {
         "up",
         "after the removal: upper/etc/ringfence/ringfence.toml",
         "install.sh: ringfence is not installed",
+        "kept the data: 1",
         "after the purge:",
     ] {
         assert!(ran.stdout.lines().any(|said| said == line), "{line}: {ran:?}");

@@ -23,6 +23,7 @@ from harness import hoststate
 from harness.hoststate import HostState, left_over
 from harness.patience import within
 from harness.platform import binary
+from harness.traffic import until
 from install.fresh import Fresh
 
 pytestmark = pytest.mark.alone("systems of their own use the control groups of the host")
@@ -107,20 +108,13 @@ def own_answers(own: Fresh, port: int, path: str = "/") -> bool:
     return subprocess.run(own.inside(*words)).returncode == 0
 
 
-def until(is_so, what: str, within_s: float = 60) -> None:
-    deadline = time.monotonic() + within(within_s)
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {what}"
-        time.sleep(0.02)
-
-
 @contextmanager
 def running(own: Fresh, log: Path, *command: str) -> Iterator[None]:
     """A platform in the foreground, until a first look at its health succeeds and then for as long as this lasts."""
     with open(log, "wb") as said:
         process = subprocess.Popen(own.inside(*command), stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
-        until(lambda: process.poll() is not None or own_answers(own, 3000, "/health"), "the platform answers")
+        until(lambda: process.poll() is not None or own_answers(own, 3000, "/health"), "the platform answers", within_s=60)
         assert process.poll() is None, log.read_text()
         yield
     finally:

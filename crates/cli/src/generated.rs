@@ -52,7 +52,7 @@ fn pages() -> Result<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 fn add_pages(command: &Command, name: &str, pages: &mut Vec<(PathBuf, Vec<u8>)>) -> Result<()> {
-    let shown = command.clone().name(name.to_owned()).version(env!("CARGO_PKG_VERSION"));
+    let shown = command.clone().display_name(name).version(env!("CARGO_PKG_VERSION"));
     let mut page = Vec::new();
     // No date, or two builds of one commit would differ.
     Man::new(shown)

@@ -95,12 +95,12 @@ def fresh(archives: list[Path], place: Path, served: Path) -> Iterator[Fresh]:
         server = subprocess.Popen(own.beside(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(lambda: own_answers(own, PORT), "the server of the files answers")
         yield own
-        assert left_over(before) == {}
     finally:
         if server:
             server.kill()
             server.wait(30)
         own.close()
+    assert left_over(before) == {}
 
 
 def own_answers(own: Fresh, port: int, path: str = "/") -> bool:

@@ -151,7 +151,7 @@ fn what_was_changed_on_the_way_is_refused() {
     };
     type Spoil<'a> = &'a dyn Fn(&Path);
     let resigned = |dist: &Path| {
-        // By a key of somebody else.
+        // By another key.
         let key = dist.join("other.pem");
         let mut openssl = command(Path::new("openssl"));
         Ran::of(openssl.args(["genpkey", "-algorithm", "ed25519", "-out"]).arg(&key)).expect(0);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::vetted;
+use super::vetted::{self, PATH};
 use crate::settings::CriuChoice;
 
 /// The first version that works here: those before it cannot write every kind of socket on newer kernels, and those with
@@ -26,11 +26,11 @@ pub(crate) const PLACES: [&str; 6] = [
 ];
 
 /// Programs that CRIU starts: an archiver for what is in memory, which starts a shell, which starts a compressor.
-const STARTED: [&str; 3] = ["sh", "tar", "gzip"];
+const STARTED: [&str; 2] = ["tar", "gzip"];
+/// The shell, which is named by its path.
+const SHELL: &str = "/bin/sh";
 /// Where a loader looks up libraries. Without it, it looks in the usual directories.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
-/// Where programs are that CRIU starts.
-pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// CRIU on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +102,7 @@ pub(crate) fn find(path: &Path) -> Result<Program, String> {
         .find_map(|line| line.strip_prefix("Version: "))
         .unwrap_or_default();
     check(version.trim()).map_err(|why| format!("{}: {why}", path.display()))?;
+    files.extend(vetted::program(Path::new(SHELL))?);
     for program in STARTED {
         files.extend(started(program)?);
     }
@@ -182,8 +183,8 @@ mod tests {
 
     #[test]
     fn what_criu_starts_is_found() {
-        let shell = started("sh").unwrap();
-        assert!(shell.iter().any(|file| file.ends_with("sh")), "{shell:?}");
+        let archiver = started("tar").unwrap();
+        assert!(archiver.iter().any(|file| file.ends_with("tar")), "{archiver:?}");
         assert_eq!(started("no-such-program"), Ok(BTreeSet::new()));
     }
 }

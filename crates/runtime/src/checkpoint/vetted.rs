@@ -20,8 +20,8 @@ use object::elf::{DT_NULL, DT_RPATH, DT_RUNPATH, DT_STRTAB, FileHeader64};
 use object::endian::Endianness;
 use object::read::elf::{Dyn as _, FileHeader as _, ProgramHeader as _};
 
-use super::program::PATH;
-
+/// Where programs are that CRIU starts.
+pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Links that are followed for one path, as by the kernel.
 const LINKS_MAX: usize = 40;
 /// Largest program that is read. CRIU has 2 MB, the largest of its libraries 3 MB.
@@ -143,7 +143,7 @@ fn look(path: &Path) -> Result<Option<Metadata>, String> {
 }
 
 /// Whether an entry of a directory is root's. Below a directory with the sticky bit, others can make entries, and cannot replace
-/// directories of root; a file there may be a second name that somebody gave to a file of root, so it does not count.
+/// directories of root; a file there may be a second name that another user gave to a file of root, so it does not count.
 fn is_roots(path: &Path, metadata: &Metadata, above: Option<&Metadata>) -> Result<(), String> {
     if metadata.uid() != 0 {
         return Err(format!(

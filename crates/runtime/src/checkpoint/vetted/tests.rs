@@ -1,4 +1,4 @@
-//! Programs that somebody else than root could have chosen are refused, and nothing of them has run by then.
+//! Programs that another user could have chosen are refused, and nothing of them has run by then.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::*;
 
 /// A user who is not root.
-const SOMEBODY: u32 = 4321;
+const OTHER: u32 = 4321;
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -122,7 +122,7 @@ fn what_a_program_asks_for_is_read() {
 
 /// The first look at a program once ran its loader.
 #[test]
-fn a_loader_of_somebody_else_does_not_run() {
+fn a_loader_of_another_user_does_not_run() {
     let temp = place();
     let (mark, home) = (temp.path().join("mark"), temp.path().join("home"));
     fs::create_dir(&home).unwrap();
@@ -140,7 +140,7 @@ fn a_loader_of_somebody_else_does_not_run() {
         "{why}"
     );
     mode(&home, 0o755);
-    chown(&loader, Some(SOMEBODY), None).unwrap();
+    chown(&loader, Some(OTHER), None).unwrap();
     let why = program(&criu).unwrap_err();
     assert!(why.contains(loader.to_str().unwrap()) && why.contains("4321"), "{why}");
     assert!(!mark.exists(), "it ran");
@@ -197,12 +197,12 @@ fn each_directory_and_link_on_the_way_counts() {
             assert!(file(&ways[0]).is_err(), "{} with {bits:o}", way.display());
             mode(way, 0o755);
         }
-        chown(way, Some(SOMEBODY), None).unwrap();
+        chown(way, Some(OTHER), None).unwrap();
         assert!(file(&ways[0]).is_err(), "{}", way.display());
         chown(way, Some(0), None).unwrap();
     }
     assert!(file(&ways[0]).is_ok());
-    // In a directory such as /tmp, a directory of root is safe, and a file may be a name that somebody gave it.
+    // In a directory such as /tmp, a directory of root is safe, and a file may be a name that another user gave it.
     mode(&real, 0o1777);
     assert!(file(&criu).is_ok());
     mode(&real, 0o755);

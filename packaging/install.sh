@@ -92,8 +92,11 @@ fetch() { # NAME
     (
         # In units of 512 bytes.
         ulimit -f 2097152
+        # Settings in the home of the user could name another place or turn checks off.
+        HOME=$place
+        export HOME
         if have curl; then
-            curl --fail --silent --show-error --location --proto '=http,https' --proto-redir '=http,https' \
+            curl --disable --fail --silent --show-error --location --proto '=http,https' --proto-redir '=http,https' \
                 --connect-timeout 20 --retry 2 --output "$place/$1" "$url/$1"
         else
             wget --quiet --timeout=20 --tries=3 -O "$place/$1" "$url/$1"
@@ -108,7 +111,12 @@ need_tools() {
     have openssl || missing="$missing openssl"
     have curl || have wget || missing="$missing curl"
     have sha256sum || missing="$missing coreutils"
-    [ -n "$missing" ] || return 0
+    if [ -z "$missing" ]; then
+        case $(openssl version) in
+            'OpenSSL 0.'* | 'OpenSSL 1.'*) fail "the check of the signature needs OpenSSL 3; this is $(openssl version)" ;;
+        esac
+        return 0
+    fi
     if [ -n "$dry" ]; then
         fail "a check needs$missing: install that first"
     elif have apt-get; then
@@ -123,9 +131,9 @@ need_tools() {
 
 # Lists of packages may be missing or old; they are fetched only then.
 apt_install() { # WORD...
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -o APT::Sandbox::User=root install -y --no-install-recommends "$@" >"$place/log" 2>&1 && return 0
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -o APT::Sandbox::User=root -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "$@" >"$place/log" 2>&1 && return 0
     apt-get -qq update >"$place/log" 2>&1 || { cat "$place/log" >&2; return 1; }
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -o APT::Sandbox::User=root install -y --no-install-recommends "$@" >"$place/log" 2>&1 ||
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -o APT::Sandbox::User=root -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "$@" >"$place/log" 2>&1 ||
         { cat "$place/log" >&2; return 1; }
 }
 
@@ -300,9 +308,12 @@ uninstall_it() {
         run rm -f $(files_of_tarball) /usr/local/share/man/man1/ringfence.1.gz /usr/local/share/man/man1/ringfence-*.1.gz
         run rm -rf /usr/local/share/doc/ringfence
         # Only those that are empty now.
-        for directory in bash-completion/completions bash-completion zsh/site-functions zsh fish/vendor_completions.d fish; do
+        for directory in bash-completion/completions bash-completion zsh/site-functions zsh fish/vendor_completions.d fish man/man1 man doc; do
             [ ! -d "/usr/local/share/$directory" ] || run rmdir "/usr/local/share/$directory" 2>/dev/null || :
         done
+        if ! have systemctl; then
+            run rmdir /etc/systemd/system /etc/systemd 2>/dev/null || :
+        fi
         if has_systemd; then
             run systemctl daemon-reload
         fi

@@ -29,7 +29,7 @@ from install.fresh import Fresh
 pytestmark = pytest.mark.alone("systems of their own use the control groups of the host")
 
 ROOT = Path(__file__).resolve().parents[2]
-HAVE = "ca-certificates,curl,e2fsprogs,openssl"
+HAVE = "ca-certificates,curl,e2fsprogs,openssl,rpm"
 # The promise, and what one of two cores beside other work may take.
 FIRST_OUTPUT_S = 60.0
 PORT = 8000
@@ -105,7 +105,7 @@ def fresh(archives: list[Path], place: Path, served: Path) -> Iterator[Fresh]:
 
 def own_answers(own: Fresh, port: int, path: str = "/") -> bool:
     words = ["curl", "--silent", "--fail", "--output", "/dev/null", f"http://127.0.0.1:{port}{path}"]
-    return subprocess.run(own.inside(*words)).returncode == 0
+    return subprocess.run(own.beside(*words)).returncode == 0
 
 
 @contextmanager
@@ -169,6 +169,20 @@ def test_from_a_fresh_system_to_the_output_of_a_sandbox(
         own.run("sh", "/tmp/install.sh", "--uninstall", "--purge")
         assert "not installed" in own.run("sh", "/tmp/install.sh", "--uninstall")
         assert own.files() - there == set()
+
+
+def test_an_rpm(system: Path, release: Path, tmp_path: Path) -> None:
+    """By the `rpm` of Debian, which knows no package that it could depend on."""
+    with fresh([system], tmp_path, release) as own:
+        there = own.files()
+        package = next(release.glob("*.rpm")).name
+        own.run("curl", "--silent", "--fail", "--output", "/tmp/ringfence.rpm", f"http://127.0.0.1:{PORT}/{package}")
+        own.run("rpm", "--install", "--nodeps", "/tmp/ringfence.rpm")
+        assert (own.root / "etc/ringfence/ringfence.toml").stat().st_mode & 0o777 == 0o600
+        own.run("rpm", "--verify", "--nodeps", "ringfence")
+        own.run("ringfence", "doctor")
+        own.run("rpm", "--erase", "ringfence")
+        assert {name for name in own.files() - there if not name.startswith("var/lib/rpm")} == set()
 
 
 def test_an_image_of_containers(release: Path, tmp_path: Path) -> None:

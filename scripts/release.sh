@@ -196,7 +196,7 @@ if wants image; then
   install -m 644 "$notices" "$own/usr/share/doc/ringfence/copyright"
   tar -C "$own" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=ustar -cf "$work/own.tar" .
   image=ringfence-$version-image-amd64.tar
-  python3 "$root/scripts/release/image.py" "$out/$image" "$version" "$SOURCE_DATE_EPOCH" "$work/base.tar" "$work/own.tar"
+  python3 "$root/scripts/release/image.py" "$out/$image" "$version" "$SOURCE_DATE_EPOCH" "$level" "$work/base.tar" "$work/own.tar"
   files+=("$image")
 fi
 

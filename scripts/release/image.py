@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes an archive of a container image for `docker load` and `podman load`, from tar archives that become its layers.
 
-Usage: image.py OUTPUT VERSION SECONDS LAYER...
+Usage: image.py OUTPUT VERSION SECONDS COMPRESSION LAYER...
 
 The archive is an OCI layout, and has the `manifest.json` that older versions of Docker read. It depends on its arguments alone:
 nothing in it tells where or when it was made. A standard library is enough for that, so no tool and no daemon is needed.
@@ -43,7 +43,7 @@ def compact(value: object) -> bytes:
 
 
 def main() -> None:
-    output, version, seconds, *layers = sys.argv[1:]
+    output, version, seconds, level, *layers = sys.argv[1:]
     # A tag has fewer characters than a version.
     tag = version.replace("~", "-").replace("+", "-")
     blobs: dict[str, bytes] = {}
@@ -53,7 +53,7 @@ def main() -> None:
         return {"mediaType": kind, "digest": f"sha256:{digest(content)}", "size": len(content)}
 
     plain = [Path(layer).read_bytes() for layer in layers]
-    packed = [gzip.compress(content, 9, mtime=0) for content in plain]
+    packed = [gzip.compress(content, int(level), mtime=0) for content in plain]
     made = datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     config = {
         "architecture": "amd64",

@@ -95,6 +95,12 @@ fn first_of<'a>(places: impl Iterator<Item = &'a Path>) -> Result<Program, Strin
 pub(crate) fn find(path: &Path) -> Result<Program, String> {
     let named = |error: io::Error| format!("{}: {error}", path.display());
     let changed = changed(path).map_err(named)?;
+    // Before anything is run, because loaders follow it.
+    let cache = Path::new(LOADER_CACHE);
+    let has_cache = cache.exists();
+    if has_cache {
+        vetted::file(cache)?;
+    }
     let mut files = vetted::program(path)?;
     let text = vetted::output(path, &["--version"], &[]).map_err(named)?;
     let version = text
@@ -106,9 +112,8 @@ pub(crate) fn find(path: &Path) -> Result<Program, String> {
     for program in STARTED {
         files.extend(started(program)?);
     }
-    if Path::new(LOADER_CACHE).exists() {
-        vetted::file(Path::new(LOADER_CACHE))?;
-        files.insert(LOADER_CACHE.into());
+    if has_cache {
+        files.insert(cache.to_owned());
     }
     Ok(Program {
         path: path.to_owned(),

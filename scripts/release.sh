@@ -1,16 +1,39 @@
 #!/usr/bin/env bash
-# Makes what is given to users: a tarball and a Debian package of the release binary, with checksums.
+# Makes what is given to users: a tarball, packages for Debian and for RPM, an image for containers, a bill of materials,
+# checksums with their signature, and the program that installs all that.
 #
-# Usage: scripts/release.sh [DIRECTORY]   (default: target/dist)
-# RINGFENCE_BIN   package this binary instead of building one
+# Usage: scripts/release.sh [--without PART,PART] [--fast] [DIRECTORY]   (default: target/dist)
+# --without PARTS              leave out some of rpm, image, sbom
+# --fast                       compress little, for tests
+# RINGFENCE_BIN                package this binary instead of building one
+# RINGFENCE_SIGNING_KEY_FILE   private key of Ed25519 in PEM; without it nothing is signed, and there is no install.sh
+# RINGFENCE_RELEASE_URL        where the files will be, for install.sh; otherwise it has to be told
+# RINGFENCE_MIRROR             mirror of Debian for the image; otherwise the one of this host
 #
-# The same commit gives the same files to the byte, given the same versions of rustc, gcc and dpkg: nothing in them tells
-# where, when or by whom they were made. Needs, beside what a build needs: dpkg-deb, python3.
+# Needs neither root nor Docker. The same commit gives the same files to the byte, given the same versions of rustc, gcc, dpkg and
+# the packages in the image: nothing in them tells where, when or by whom they were made. Needs, beside what a build needs: dpkg-deb, python3;
+# for a signature openssl 3; for the image mmdebstrap. The packager of RPMs is installed below target/.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
+# Of the packager from crates.io, and of Debian in the image.
+rpm_packager_version=0.21.1
+image_suite=trixie
 help_if_asked "$@"
-case ${1:-} in -*) refuse "unknown option: $1" ;; esac
+without=, level=9 deb_level=6
+while [[ ${1:-} == -* ]]; do
+  case $1 in
+    --without)
+      [ $# -ge 2 ] || refuse "--without needs parts"
+      [[ ,$2 =~ ^(,(rpm|image|sbom))+$ ]] || refuse "--without $2: parts are rpm, image and sbom"
+      without=,$2,
+      shift
+      ;;
+    --fast) level=1 deb_level=0 ;;
+    *) refuse "unknown option: $1" ;;
+  esac
+  shift
+done
 [ $# -le 1 ] || refuse "one directory at most, not $#"
 out=${1:-$root/target/dist}
 export LC_ALL=C TZ=UTC
@@ -27,6 +50,10 @@ fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/ringfence-release.XXXXXX")
 trap 'rm -rf "$work"' EXIT
+
+wants() { # PART
+  case $without in *,$1,*) return 1 ;; esac
+}
 
 # Paths of this machine, which panics and assertions name, become those of no machine. A target directory of its own,
 # because other flags would build everything of an ordinary one again.
@@ -47,6 +74,16 @@ binary=${RINGFENCE_BIN:-}
 [ -n "$binary" ] || build
 [ -x "$binary" ] || { echo "no binary at $binary" >&2; exit 1; }
 mkdir -p "$out"
+
+key=${RINGFENCE_SIGNING_KEY_FILE:-}
+# It becomes a word of a shell script.
+[[ ${RINGFENCE_RELEASE_URL:-} =~ ^(https?://[A-Za-z0-9._~:/%-]+)?$ ]] ||
+  { echo "RINGFENCE_RELEASE_URL is no plain address that begins with https:// or http://" >&2; exit 1; }
+if [ -n "$key" ]; then
+  # Before anything is made that would have to be thrown away.
+  openssl pkey -in "$key" -noout -text 2>/dev/null | grep -q '^ED25519 Private-Key' ||
+    { echo "RINGFENCE_SIGNING_KEY_FILE names no private key of Ed25519 in PEM: openssl genpkey -algorithm ed25519" >&2; exit 1; }
+fi
 
 say "packaging $version"
 notices=$work/copyright
@@ -70,6 +107,19 @@ pages() { # DIRECTORY
   done < <(cd "$root/docs" && find . -name '*.md' -not -path './dev/*' -not -path './decisions/*' | sort)
 }
 
+# What shells and `man` need, at its places below a directory such as /usr.
+helpers() { # DIRECTORY
+  local bash=$1/share/bash-completion/completions zsh=$1/share/zsh/site-functions fish=$1/share/fish/vendor_completions.d page
+  mkdir -p "$bash" "$zsh" "$fish" "$1/share/man/man1"
+  "$binary" completions bash >"$bash/ringfence"
+  "$binary" completions zsh >"$zsh/_ringfence"
+  "$binary" completions fish >"$fish/ringfence.fish"
+  "$binary" manual "$work/manual"
+  for page in "$work"/manual/*.1; do
+    gzip -n -9 <"$page" >"$1/share/man/man1/${page##*/}.gz"
+  done
+}
+
 # What both packages hold, at its places in the tarball.
 tree=$work/ringfence-$version
 mkdir -p "$tree"
@@ -77,13 +127,14 @@ install -m 755 "$binary" "$tree/ringfence"
 install -m 644 "$notices" "$tree/copyright"
 install -m 644 "$root/README.md" "$root/CHANGELOG.md" "$root/SECURITY.md" "$root/packaging/ringfence.toml" "$tree/"
 pages "$tree/docs"
+helpers "$tree"
 # A user who unpacks a tarball puts the program where what is not a package belongs.
 sed 's|/usr/bin/|/usr/local/bin/|; s|/usr/share/doc/ringfence/|/usr/local/share/doc/ringfence/|' \
   "$root/packaging/ringfence.service" >"$tree/ringfence.service"
 chmod 644 "$tree/ringfence.service"
 tarball=ringfence-$version-linux-amd64.tar.gz
 tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=ustar \
-  -cf - "ringfence-$version" | gzip -n -9 >"$out/$tarball"
+  -cf - "ringfence-$version" | gzip -n -$level >"$out/$tarball"
 
 deb=$work/deb
 doc=$deb/usr/share/doc/ringfence
@@ -95,6 +146,11 @@ install -m 600 "$root/packaging/ringfence.toml" "$deb/etc/ringfence/"
 install -m 644 "$notices" "$doc/copyright"
 install -m 644 "$root/README.md" "$root/SECURITY.md" "$doc/"
 pages "$doc/docs"
+helpers "$deb/usr"
+# Where Debian looks for those of packages.
+mkdir -p "$deb/usr/share/zsh/vendor-completions"
+mv "$deb/usr/share/zsh/site-functions/_ringfence" "$deb/usr/share/zsh/vendor-completions/"
+rmdir "$deb/usr/share/zsh/site-functions"
 gzip -n -9 <"$root/CHANGELOG.md" >"$doc/changelog.gz"
 echo /etc/ringfence/ringfence.toml >"$deb/DEBIAN/conffiles"
 for script in postinst prerm postrm; do
@@ -106,6 +162,58 @@ sed "s/@VERSION@/$version/; s/@SIZE@/$size/" "$root/packaging/debian/control" >"
 chmod 644 "$deb/DEBIAN/"{conffiles,control,md5sums}
 find "$deb" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 package=ringfence_${version}_amd64.deb
-dpkg-deb --root-owner-group --threads-max=1 -Zxz --build "$deb" "$out/$package" >/dev/null
+dpkg-deb --root-owner-group --threads-max=1 -Zxz -z$deb_level --build "$deb" "$out/$package" >/dev/null
+files=("$tarball" "$package")
 
-(cd "$out" && sha256sum "$tarball" "$package" >SHA256SUMS && cat SHA256SUMS)
+if wants rpm; then
+  say "packaging for RPM"
+  need_rust
+  tools=$root/target/release-tools
+  if [ "$("$tools/bin/cargo-generate-rpm" --version 2>/dev/null)" != "cargo-generate-rpm $rpm_packager_version" ]; then
+    cargo install --quiet --locked --root "$tools" "cargo-generate-rpm@$rpm_packager_version"
+  fi
+  python3 "$root/scripts/release/rpm.py" "$deb" "$version" "$root/packaging/rpm" >"$work/Cargo.toml"
+  rpm=ringfence-$version-1.x86_64.rpm
+  (cd "$work" && "$tools/bin/cargo-generate-rpm" --auto-req disabled --arch x86_64 --payload-compress gzip --output "$work/rpm")
+  mv "$work/rpm" "$out/$rpm"
+  files+=("$rpm")
+fi
+
+if wants image; then
+  say "making the image of containers"
+  mirror=${RINGFENCE_MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m1 '/debian/\?$')}
+  # Programs that sandboxes of `base` see, and what the platform needs. No service manager.
+  mmdebstrap --quiet --variant=minbase --include=ca-certificates,e2fsprogs,iproute2,kmod,procps,python3,sudo \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --customize-hook='rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/* "$1"/etc/resolv.conf "$1"/etc/hostname' \
+    "$image_suite" "$work/base.tar" "$mirror"
+  own=$work/own
+  mkdir -p "$own/usr/bin" "$own/usr/lib/ringfence" "$own/usr/share/doc/ringfence" "$own/var/lib/ringfence"
+  chmod 700 "$own/var/lib/ringfence"
+  install -m 755 "$binary" "$own/usr/bin/ringfence"
+  install -m 755 "$root/packaging/image/start" "$own/usr/lib/ringfence/start"
+  install -m 644 "$notices" "$own/usr/share/doc/ringfence/copyright"
+  tar -C "$own" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=ustar -cf "$work/own.tar" .
+  image=ringfence-$version-image-amd64.tar
+  python3 "$root/scripts/release/image.py" "$out/$image" "$version" "$SOURCE_DATE_EPOCH" "$level" "$work/base.tar" "$work/own.tar"
+  files+=("$image")
+fi
+
+if wants sbom; then
+  bom=ringfence-$version.cdx.json
+  python3 "$root/scripts/release/sbom.py" "$root" "$version" "$SOURCE_DATE_EPOCH" >"$out/$bom"
+  files+=("$bom")
+fi
+
+(cd "$out" && sha256sum "${files[@]}" >SHA256SUMS && cat SHA256SUMS)
+# Of an earlier run, with other checksums.
+rm -f "$out/SHA256SUMS.sig" "$out/install.sh"
+if [ -n "$key" ]; then
+  openssl pkeyutl -sign -rawin -inkey "$key" -in "$out/SHA256SUMS" | base64 -w 0 >"$out/SHA256SUMS.sig"
+  public=$(openssl pkey -in "$key" -pubout -outform DER | base64 -w 0)
+  sed "s|@PUBLIC_KEY@|$public|; s|@VERSION@|$version|; s|@URL@|${RINGFENCE_RELEASE_URL:-}|" "$root/packaging/install.sh" >"$out/install.sh"
+  chmod 644 "$out/install.sh"
+else
+  say "not signed, and without install.sh: RINGFENCE_SIGNING_KEY_FILE names no key"
+fi

@@ -7,6 +7,7 @@ with `ringfence down`.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from harness.ports import free_port
 
 READY_S = 60.0
 STOP_S = 30.0
+NAMES_CRIU = re.compile(r"^criu\s*=", re.MULTILINE)
 
 
 class PlatformFailed(Exception):
@@ -65,8 +67,11 @@ class Platform:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """Ours without anything that would configure the platform or the SDK from outside."""
-        return {k: v for k, v in os.environ.items() if not k.startswith(("RINGFENCE_", "E2B_"))}
+        """Ours without anything that would configure the platform or the SDK from outside, and without a CRIU that the host may
+        have, unless the configuration names one: what a pause keeps depends on it."""
+        own = {k: v for k, v in os.environ.items() if not k.startswith(("RINGFENCE_", "E2B_"))}
+        config = self.config_path.read_text() if self.config_path and self.config_path.exists() else ""
+        return own if NAMES_CRIU.search(config) else own | {"RINGFENCE_PAUSE_CRIU": "off"}
 
     def start(self) -> float:
         """Starts the platform and returns the seconds until it was ready."""

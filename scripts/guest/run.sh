@@ -117,7 +117,7 @@ echo "$criu" >"$tree/opt/guest/criu.path"
 [ -z "$only" ] || : >"$tree/opt/guest/only-$only"
 if [ "$init" = systemd ]; then
   # As a user gets it: the checks install it.
-  RINGFENCE_BIN=$binary "$root/scripts/release.sh" "$work/dist"
+  RINGFENCE_BIN=$binary "$root/scripts/release.sh" --without rpm,image,sbom --fast "$work/dist"
   install -m 644 "$work"/dist/ringfence_*.deb "$tree/opt/guest/ringfence.deb"
   install -m 644 "$here/guest-check.service" "$tree/etc/systemd/system/"
   mkdir -p "$tree/etc/systemd/system/multi-user.target.wants"

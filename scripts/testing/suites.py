@@ -84,6 +84,8 @@ def files(directory: str, *names: str) -> tuple[str, ...]:
 
 BESIDE = ("-m", "not alone")
 ALONE = ("-m", "alone")
+# Files that run in the long form alone: two systems and an image are fetched from a mirror, for minutes.
+LONG_ONLY = frozenset({"install/test_install.py"})
 CONFORMANCE = Path(__file__).resolve().parents[2] / "conformance"
 
 
@@ -334,6 +336,8 @@ ALL: tuple[Suite, ...] = (
         environment=CRIU,
         alone=True,
     ),
+    # Makes a release and two systems, from a mirror: minutes.
+    Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=240, bound=1800, packages=("mmdebstrap", "skopeo", "binutils"), alone=True),
     Suite("fence", "fence", ("fence",), seconds=650, bound=2700, environment=CRIU | GO, packages=("npm",)),
     Suite("crash", "crash", (*BESIDE, "crash"), seconds=350, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
     Suite("crash-alone", "crash", (*ALONE, *alone_files("crash")), seconds=20, environment=CRIU, fewer=FEWER_CYCLES, alone=True),
@@ -352,7 +356,7 @@ DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
     **{"codeint": "codeint"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
-    **{"javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
+    **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
 }
 # Options that a suite needs whatever part of it runs.
 OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}

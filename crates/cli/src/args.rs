@@ -125,6 +125,19 @@ pub(crate) enum Command {
     /// Times are those of single requests over kept-alive connections; no sample is discarded. The exit code is 1 if a
     /// request failed or the run was interrupted. All created sandboxes are deleted at the end, also after Ctrl-C.
     Bench(BenchArgs),
+    /// Print the completions of a shell, such as for: source <(ringfence completions bash)
+    ///
+    /// The packages bring those of bash, zsh and fish.
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages to a directory
+    Manual {
+        /// The directory, which is created if it does not exist
+        directory: PathBuf,
+    },
 }
 
 /// Flags of `up`.
@@ -613,7 +626,9 @@ impl Cli {
             | Command::Template(_)
             | Command::Gc { .. }
             | Command::Backup(_)
-            | Command::Bench(_) => {}
+            | Command::Bench(_)
+            | Command::Completions { .. }
+            | Command::Manual { .. } => {}
         }
         flags
             .into_iter()

@@ -77,7 +77,6 @@ impl Sources {
         config.master_key = given.master_key()?;
         config.limits = given.limits()?;
         config.blobs = given.blobs()?;
-        config.pause.processes_on_disk = config.node.driver.criu.is_some();
         config.node.driver.data_dir.clone_from(&config.data_dir);
         config.node.driver.disks_mb = vec![config.resources.disk_mb];
         config.node.disk_floor_mb = config.capacity.disk_floor_mb;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use node::Node;
 use proxy::egress::EgressSettings;
-use runtime::settings::DriverSettings;
+use runtime::settings::{CriuChoice, DriverSettings};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use server::clock::Clock;
@@ -70,6 +70,7 @@ pub(crate) fn without_sandboxes(data_dir: &Path) -> node::NodeSettings {
             // What is to be removed may have been started without limits.
             unlimited: true,
             base: false,
+            criu: CriuChoice::Off,
             page_out: false,
             ..DriverSettings::new(data_dir.to_owned())
         },

@@ -19,6 +19,7 @@ mod data_dir;
 mod database;
 mod doctor;
 mod down;
+mod generated;
 mod harden;
 mod logging;
 mod master_key;
@@ -77,6 +78,16 @@ fn operator() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
         }
     };
+    // They need no configuration, and a broken one must not be in their way.
+    if let Some(done) = generated(&cli.command) {
+        return done.map_or_else(
+            |error| {
+                output::error(&error);
+                ExitCode::FAILURE
+            },
+            |()| ExitCode::SUCCESS,
+        );
+    }
     let sources = Sources {
         flags: cli.flags(),
         config: cli.common.config.clone(),
@@ -113,6 +124,15 @@ fn operator() -> ExitCode {
     }
 }
 
+/// Runs a command that is about the command line itself; none if it is another one.
+fn generated(command: &Command) -> Option<Result<()>> {
+    match command {
+        Command::Completions { shell } => Some(generated::completions(*shell)),
+        Command::Manual { directory } => Some(generated::manual(directory)),
+        _ => None,
+    }
+}
+
 fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCode> {
     let default_level = match command {
         Command::Up(_) => "info",
@@ -128,7 +148,9 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         | Command::Template(_)
         | Command::Gc { .. }
         | Command::Backup(_)
-        | Command::Bench(_) => "warn",
+        | Command::Bench(_)
+        | Command::Completions { .. }
+        | Command::Manual { .. } => "warn",
     };
     logging::start(settings, default_level)?;
     for name in &settings.unknown_env {
@@ -185,5 +207,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         Command::Gc { dry_run, cache, format } => transfer::collect(settings, dry_run, cache, format),
         Command::Backup(command) => backup::run(settings, sources, &command),
         Command::Bench(args) => bench::run(&args, settings, sources),
+        // Answered before any configuration was read.
+        Command::Completions { .. } | Command::Manual { .. } => Ok(ExitCode::SUCCESS),
     }
 }

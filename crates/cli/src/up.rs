@@ -3,7 +3,9 @@
 //! The order is that of what can be refused: the host, the data directory, the port, the database, the lease of the
 //! node, the node, the server. Whatever fails leaves nothing behind that a second try would trip over.
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +13,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use blobs::{BlobError, Blobs, Claim};
 use node::Node;
+use runtime::settings::CriuChoice;
 use rustix::process::Resource;
 use secrecy::SecretBox;
 use server::clock::Clock;
 use server::lease::{NodeIdentity, NodeLease};
 use server::operator::OperatorSocket;
 use server::server::Server;
-use server::settings::{BlobSettings, BuildSettings, ConnectionLimits, RepositorySettings};
+use server::settings::{BlobSettings, BuildSettings, ConnectionLimits, PauseSettings, RepositorySettings};
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -115,11 +118,11 @@ async fn serve(
         stop,
         addresses,
     } = started;
-    output::line(&format!(
-        "ringfence is ready at {} - load the credentials with: set -a; . '{}'; set +a",
-        addresses.api_url,
-        dir.path().join(credentials::FILE).display()
-    ))?;
+    let file = dir.path().join(credentials::FILE);
+    output::text(&match std::io::stdout().is_terminal() {
+        true => welcome(&addresses.api_url, &file),
+        false => ready(&addresses.api_url, &file),
+    })?;
 
     // A program beside this one, which ends with it.
     let _building = (!with.is_empty()).then(|| up_with::start(dir.path(), with));
@@ -151,6 +154,33 @@ async fn serve(
             Ok(ExitCode::FAILURE)
         }
     }
+}
+
+/// What a program that waits for the platform reads, in one line.
+fn ready(url: &str, credentials: &Path) -> String {
+    format!(
+        "ringfence is ready at {url} - load the credentials with: {}\n",
+        loading(credentials)
+    )
+}
+
+/// What a person at a terminal reads.
+fn welcome(url: &str, credentials: &Path) -> String {
+    format!(
+        "\nringfence is ready at {url}\n\n\
+         \x20 dashboard      {url}/dashboard\n\
+         \x20 documentation  {url}/docs\n\
+         \x20 keys           {}\n\
+         \x20 next           in another terminal: {}\n\
+         \x20                then run a first sandbox: {url}/docs/getting-started\n\
+         \x20 to stop        Ctrl-C; sandboxes keep running, and the next start adopts them\n\n",
+        credentials.display(),
+        loading(credentials),
+    )
+}
+
+fn loading(credentials: &Path) -> String {
+    format!("set -a; . '{}'; set +a", credentials.display())
 }
 
 /// A platform that is ready.
@@ -249,7 +279,15 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
                 ..settings.builds.clone()
             },
             pool: settings.pool.clone(),
-            pause: settings.pause,
+            pause: PauseSettings {
+                processes_on_disk: match settings.node.driver.criu {
+                    CriuChoice::Off => false,
+                    CriuChoice::Auto => node.writes_processes(),
+                    // Where the one that was asked for cannot be used, each pause says so.
+                    CriuChoice::At(_) => true,
+                },
+                ..settings.pause
+            },
             blobs,
             resources: settings.resources,
             egress,
@@ -333,5 +371,28 @@ fn fitting(limits: &ConnectionLimits) -> ConnectionLimits {
         total: limits.total.min(quarter),
         into_sandboxes: limits.into_sandboxes.min(quarter),
         ..limits.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_person_reads_where_to_go_on_and_no_key() {
+        let file = Path::new("/var/lib/ringfence/credentials.env");
+        let text = welcome("http://127.0.0.1:3000", file);
+        for part in [
+            "ringfence is ready at http://127.0.0.1:3000\n",
+            "http://127.0.0.1:3000/dashboard\n",
+            "http://127.0.0.1:3000/docs\n",
+            "set -a; . '/var/lib/ringfence/credentials.env'; set +a\n",
+            "Ctrl-C",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 110), "{text}");
+        let line = ready("http://127.0.0.1:3000", file);
+        assert!(line.starts_with("ringfence is ready at http://127.0.0.1:3000 - ") && line.lines().count() == 1);
     }
 }

@@ -201,6 +201,12 @@ impl Node {
         self.shared.driver.capabilities().limits
     }
 
+    /// Whether the processes of sandboxes can be written to disk on this host.
+    #[must_use]
+    pub fn writes_processes(&self) -> bool {
+        self.shared.driver.capabilities().images
+    }
+
     /// Stops supervising all sandboxes and leaves them running, so that the next start can adopt them.
     pub async fn release(&self) {
         let guard = self.guard.lock().take();

@@ -30,6 +30,7 @@ pub(crate) mod save;
 pub(crate) mod sums;
 pub(crate) mod sys;
 mod threads;
+mod vetted;
 
 use std::io;
 use std::path::Path;

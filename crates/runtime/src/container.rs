@@ -35,7 +35,7 @@ use crate::modules;
 use crate::netns::SocketMaker;
 use crate::process_counter::{ProcessCounter, ProcessesOf};
 use crate::registry::Registry;
-use crate::settings::DriverSettings;
+use crate::settings::{CriuChoice, DriverSettings};
 use crate::slot::{Name, path_hash};
 use crate::slots::Slots;
 use crate::storage::Storage;
@@ -105,10 +105,13 @@ impl ContainerDriver {
         let storage = storage.with_helpers(Arc::clone(&helpers));
         let launchers = LauncherPool::start(helpers, starts, restores)?;
         let processes = ProcessCounter::start(&tree);
-        let criu = settings.criu.as_deref().and_then(|path| {
-            let found = program::find(path);
-            let why = |why: &String| tracing::error!("the processes of paused sandboxes stay in memory: {why}");
-            found.inspect_err(why).ok()
+        let criu = program::choose(&settings.criu).unwrap_or_else(|why| {
+            match settings.criu {
+                // Nobody asked for one.
+                CriuChoice::Auto => tracing::info!("the processes of paused sandboxes stay in memory: {why}"),
+                _ => tracing::error!("the processes of paused sandboxes stay in memory: {why}"),
+            }
+            None
         });
         let capabilities = Capabilities {
             concurrent_starts: starts,

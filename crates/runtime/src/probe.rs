@@ -7,7 +7,7 @@ use crate::cgroup::Backend;
 use crate::checkpoint::program;
 use crate::egress::EgressSockets;
 use crate::kernel::release_numbers;
-use crate::settings::DriverSettings;
+use crate::settings::{CriuChoice, DriverSettings};
 use crate::{base, container};
 
 /// Severity of a finding.
@@ -64,7 +64,7 @@ impl Check {
     }
 }
 
-/// Runs all checks of a host whose sandboxes are containers, also of the CRIU that is configured. Changes nothing.
+/// Runs all checks of a host whose sandboxes are containers, also of CRIU. Changes nothing.
 #[must_use]
 pub(crate) fn containers(settings: &DriverSettings) -> Vec<Check> {
     vec![
@@ -83,7 +83,7 @@ pub(crate) fn containers(settings: &DriverSettings) -> Vec<Check> {
         sudo(),
         pid_space(),
         kvm(),
-        criu(settings.criu.as_deref()),
+        criu(&settings.criu),
     ]
 }
 
@@ -352,30 +352,26 @@ fn egress() -> Check {
     }
 }
 
-/// Where distributions and builds from source put CRIU.
-const CRIU_PLACES: [&str; 3] = ["/usr/sbin/criu", "/usr/local/sbin/criu", "/usr/bin/criu"];
-
-fn criu(configured: Option<&Path>) -> Check {
-    let Some(path) = configured else {
-        let found = CRIU_PLACES.into_iter().find(|path| Path::new(path).exists());
-        let detail = match found.map(|path| (path, program::find(Path::new(path)))) {
-            Some((path, Ok(_))) => format!("{path}, not configured: paused sandboxes keep their memory"),
-            Some((_, Err(why))) => format!("not configured, and not usable: {why}"),
-            None => "not configured: paused sandboxes keep their memory".to_owned(),
-        };
-        return Check::ok("criu", detail);
-    };
-    match program::find(path) {
-        Ok(criu) => Check::ok(
+fn criu(setting: &CriuChoice) -> Check {
+    const COST: &str = "paused sandboxes keep their memory, those on disk cannot be resumed with their processes, and forks are refused";
+    let gap = |why, fix| Check::gap("criu", Status::Degraded, why, COST, fix);
+    match (program::choose(setting), setting) {
+        (Ok(Some(criu)), _) => Check::ok(
             "criu",
-            format!("{} at {}: pauses write processes to disk", criu.version, path.display()),
+            format!(
+                "{} at {}: pauses write processes to disk",
+                criu.version,
+                criu.path.display()
+            ),
         ),
-        Err(why) => Check::gap(
-            "criu",
-            Status::Degraded,
+        (Ok(None), _) => Check::ok("criu", "off: paused sandboxes keep their memory"),
+        (Err(why), CriuChoice::At(_)) => gap(
             why,
-            "paused sandboxes keep their memory, and those on disk cannot be resumed with their processes",
             "install CRIU 4.2 or later at the path in `pause.criu`, or remove the key",
+        ),
+        (Err(why), _) => gap(
+            why,
+            "install CRIU 4.2 or later as /usr/sbin/criu (Debian: the package criu of sid), or set `pause.criu = \"off\"`",
         ),
     }
 }
@@ -388,7 +384,7 @@ mod tests {
     fn every_gap_says_what_it_costs_and_how_to_close_it() {
         let settings = DriverSettings::new("/nonexistent".into());
         let with_criu = DriverSettings {
-            criu: Some("/nonexistent".into()),
+            criu: CriuChoice::At("/nonexistent".into()),
             ..settings.clone()
         };
         for check in containers(&settings).into_iter().chain(containers(&with_criu)) {

@@ -10,6 +10,18 @@ const LAUNCHERS_MIN: usize = 2;
 /// Most launchers by default.
 const LAUNCHERS_MAX: usize = 64;
 
+/// Which CRIU is used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CriuChoice {
+    /// None, whatever the host has.
+    Off,
+    /// The first fitting one of the places where packages put it; none where there is none.
+    #[default]
+    Auto,
+    /// The one at this path, which has to fit.
+    At(PathBuf),
+}
+
 /// Settings of a driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverSettings {
@@ -29,7 +41,7 @@ pub struct DriverSettings {
     /// Create `base` and keep it up to date with the host. Without it sandboxes of `base` can only be ended, not started.
     pub base: bool,
     /// CRIU, which writes the processes of paused sandboxes to disk; without it they stay in memory.
-    pub criu: Option<PathBuf>,
+    pub criu: CriuChoice,
     /// Move the memory of frozen sandboxes to swap when asked to.
     pub page_out: bool,
 }
@@ -46,7 +58,7 @@ impl DriverSettings {
             reserve_disks: false,
             open_files: OPEN_FILES,
             base: true,
-            criu: None,
+            criu: CriuChoice::default(),
             page_out: true,
         }
     }

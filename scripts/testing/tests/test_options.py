@@ -111,7 +111,7 @@ class EveryScript(unittest.TestCase):
             "conformance-clients.sh": (["jvascript"],),
             "bench-pause.sh": (["idel"],),
             "bench-import.sh": (["many"], ["0"], ["1", "2"]),
-            "release.sh": (["a", "b"],),
+            "release.sh": (["a", "b"], ["--without"], ["--without", "deb"]),
             "guest/run.sh": (["-k", "5.10"], ["x"]),
         }.items():
             for wrong in words:

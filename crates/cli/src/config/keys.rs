@@ -9,8 +9,8 @@ use server::settings::RepositorySettings;
 
 use super::resolved::Config;
 use super::values::{
-    boolean, count, directory, disk_reserve, domain, file, kib, limit, listen, log_format, log_level, mib, networks,
-    number, pause_answer, schemes, some,
+    boolean, count, criu, directory, disk_reserve, domain, file, kib, limit, listen, log_format, log_level, mib,
+    networks, number, pause_answer, schemes, some,
 };
 use super::{builds, egress, mcp};
 
@@ -372,7 +372,7 @@ keys! {
     LAUNCHERS = {
         "launchers", None, Integer, "one per core, at least 2",
         "Number of helper processes that start sandboxes in parallel, 1 to 64. Up to twice as many others restore those that \
-         go on with their processes, where `pause.criu` is set; one team has half of these at a time.",
+         go on with their processes, where there is CRIU (`pause.criu`); one team has half of these at a time.",
         node.driver.launchers = count(1, 64),
     },
     BASE_TEMPLATE = {
@@ -428,10 +428,11 @@ keys! {
         pause.retention_s = limit(MAX),
     },
     PAUSE_CRIU = {
-        "pause.criu", None, Text, "none",
-        "Path of CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk, and copies those of sandboxes that are \
-         forked. Without it they stay in memory, and forks are refused.",
-        node.driver.criu = some(file),
+        "pause.criu", None, Text, "auto",
+        "CRIU, 4.2 or later, which writes the processes of paused sandboxes to disk, copies those of sandboxes that are \
+         forked, and keeps those of snapshots: auto (the one that is installed, if there is one), off, or its path. Without it they \
+         stay in memory, and forks are refused.",
+        node.driver.criu = criu,
     },
     PAUSE_ANSWER = {
         "pause.answer", None, Text, "durable",
@@ -447,7 +448,7 @@ keys! {
     PAUSE_AT_SHUTDOWN = {
         "pause.at_shutdown", None, Boolean, "false",
         "Whether sandboxes are kept on disk when the platform is stopped: running ones are paused, with their processes \
-         if `pause.criu` is set, and otherwise with their files alone; so are those that are paused in memory. Otherwise \
+         where there is CRIU (`pause.criu`), and otherwise with their files alone; so are those that are paused in memory. Otherwise \
          all stay as they are until the host stops.",
         pause.at_shutdown = boolean,
     },

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use proxy::egress::EgressSettings;
+use runtime::settings::CriuChoice;
 use server::settings::{BUCKET_MAX, PauseAnswer, TeamLimits};
 
 use super::keys::{Key, Kind};
@@ -144,6 +145,22 @@ fn an_unknown_isolation_is_refused_with_what_there_is() {
 }
 
 #[test]
+fn criu_is_found_turned_off_or_named() {
+    let of = |text| resolve(&[], &[("RINGFENCE_PAUSE_CRIU", text)], None).map(|config| config.node.driver.criu);
+    assert_eq!(resolve(&[], &[], None).unwrap().node.driver.criu, CriuChoice::Auto);
+    assert_eq!(of("auto").unwrap(), CriuChoice::Auto);
+    assert_eq!(of("off").unwrap(), CriuChoice::Off);
+    assert_eq!(of("/opt/criu").unwrap(), CriuChoice::At("/opt/criu".into()));
+    for word in ["none", "criu", "Off"] {
+        let why = of(word).unwrap_err().to_string();
+        assert!(
+            why.contains("RINGFENCE_PAUSE_CRIU") && why.contains("auto, off or the path"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
 fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
     let flag: &[(&'static Key, &str)] = &[(keys::LISTEN, "127.0.0.1:1")];
     let env: &[(&str, &str)] = &[("RINGFENCE_LISTEN", "127.0.0.1:2")];
@@ -181,6 +198,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "server.shared_peers" => "10.0.0.0/8,::1",
                     "sandbox.disk_reserve" => "full",
                     "pause.answer" => "frozen",
+                    "pause.criu" => "/x",
                     "egress.default" => "deny",
                     "egress.allow_private" | "egress.deny" => "10.0.0.0/8,fd00::1",
                     "acme.directory" => "https://ca.test/dir",

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use runtime::settings::CriuChoice;
 use server::settings::{Network, PauseAnswer};
 
 /// How log lines look.
@@ -30,6 +31,16 @@ pub(super) fn file(text: &str) -> Result<PathBuf, String> {
         return Err("must not be empty".to_owned());
     }
     std::path::absolute(text).map_err(|error| error.to_string())
+}
+
+/// Which CRIU is used. A word without a slash is no path, so that none is looked up in the current directory by mistake.
+pub(super) fn criu(text: &str) -> Result<CriuChoice, String> {
+    match text {
+        "auto" => Ok(CriuChoice::Auto),
+        "off" => Ok(CriuChoice::Off),
+        path if path.contains('/') => file(path).map(CriuChoice::At),
+        _ => Err(format!("{text:?} is invalid: must be auto, off or the path of CRIU")),
+    }
 }
 
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {

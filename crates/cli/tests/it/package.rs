@@ -21,11 +21,21 @@ fn tool(name: &str) -> Command {
 /// Packages a stand-in into a directory of the place; answers the tarball and the Debian package.
 fn release(place: &TestDir, into: &str) -> (PathBuf, PathBuf) {
     use std::os::unix::fs::PermissionsExt as _;
-    let stand_in = place.file("stand-in", "#!/bin/sh\n");
+    // Completions and manual pages are the real ones.
+    let stand_in = place.file(
+        "stand-in",
+        concat!("#!/bin/sh\nexec '", env!("CARGO_BIN_EXE_ringfence"), "' \"$@\"\n"),
+    );
     fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
     let out = place.temp.path().join(into);
     let mut script = command(&root().join("scripts/release.sh"));
-    Ran::of(script.arg(&out).env("RINGFENCE_BIN", stand_in)).expect(0);
+    Ran::of(
+        script
+            .args(["--without", "rpm,image"])
+            .arg(&out)
+            .env("RINGFENCE_BIN", stand_in),
+    )
+    .expect(0);
     let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
     Ran::of(
         tool("sha256sum")
@@ -37,8 +47,36 @@ fn release(place: &TestDir, into: &str) -> (PathBuf, PathBuf) {
         .lines()
         .map(|line| out.join(line.split_once("  ").unwrap().1))
         .collect();
-    let [tarball, package] = files.try_into().unwrap();
+    let [tarball, package, bom] = files.try_into().unwrap();
+    check_bom(&bom);
+    assert!(
+        !out.join("install.sh").exists() && !out.join("SHA256SUMS.sig").exists(),
+        "without a key"
+    );
     (tarball, package)
+}
+
+/// Every package that is built in is in the bill of materials, with its licence and hash.
+fn check_bom(file: &Path) {
+    let bom: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    assert_eq!(
+        (&bom["bomFormat"], &bom["specVersion"]),
+        (&"CycloneDX".into(), &"1.5".into())
+    );
+    let components = bom["components"].as_array().unwrap();
+    for name in ["tokio", "rustls", "aws-lc-sys"] {
+        let found = components.iter().find(|component| component["name"] == name).unwrap();
+        assert!(found["licenses"][0]["expression"].is_string(), "{found}");
+        assert_eq!(
+            found["hashes"][0]["content"].as_str().map(str::len),
+            Some(64),
+            "{found}"
+        );
+    }
+    assert!(
+        components.iter().all(|component| component["name"] != "tempfile"),
+        "what only tests use"
+    );
 }
 
 /// Every file of a listing of `tar -tv`, with its mode and owner.
@@ -78,7 +116,7 @@ fn both_packages_are_whole_and_the_same_each_time() {
                 },
                 "{name}"
             );
-            (!name.starts_with("docs/")).then(|| name.to_owned())
+            (!name.starts_with("docs/") && !name.starts_with("share/man/")).then(|| name.to_owned())
         })
         .collect();
     let files = [
@@ -89,6 +127,9 @@ fn both_packages_are_whole_and_the_same_each_time() {
         "ringfence",
         "ringfence.service",
         "ringfence.toml",
+        "share/bash-completion/completions/ringfence",
+        "share/fish/vendor_completions.d/ringfence.fish",
+        "share/zsh/site-functions/_ringfence",
     ];
     assert_eq!(inside, files);
 
@@ -96,7 +137,9 @@ fn both_packages_are_whole_and_the_same_each_time() {
     let doc = "./usr/share/doc/ringfence/";
     let inside: Vec<(String, String)> = listed(&ran.stdout)
         .into_iter()
-        .filter(|(name, _)| !name.starts_with(&format!("{doc}docs/")))
+        .filter(|(name, _)| {
+            !name.starts_with(&format!("{doc}docs/")) && !name.starts_with("./usr/share/man/man1/ringfence-")
+        })
         .map(|(name, (mode, owner))| {
             assert_eq!(owner, "root/root", "{name}");
             (name, mode)
@@ -108,10 +151,17 @@ fn both_packages_are_whole_and_the_same_each_time() {
         ("./etc/ringfence/ringfence.toml".to_owned(), "-rw-------"),
         ("./usr/bin/ringfence".to_owned(), "-rwxr-xr-x"),
         ("./usr/lib/systemd/system/ringfence.service".to_owned(), readable),
+        ("./usr/share/bash-completion/completions/ringfence".to_owned(), readable),
         (format!("{doc}README.md"), readable),
         (format!("{doc}SECURITY.md"), readable),
         (format!("{doc}changelog.gz"), readable),
         (format!("{doc}copyright"), readable),
+        (
+            "./usr/share/fish/vendor_completions.d/ringfence.fish".to_owned(),
+            readable,
+        ),
+        ("./usr/share/man/man1/ringfence.1.gz".to_owned(), readable),
+        ("./usr/share/zsh/vendor-completions/_ringfence".to_owned(), readable),
     ];
     assert_eq!(inside, expected.map(|(name, mode)| (name, mode.to_owned())));
 

@@ -36,7 +36,7 @@ use protocol::node::{
     StartSandbox, Wanted, WantedState,
 };
 use protocol::process::{ProcessConfig, StartRequest};
-use runtime::settings::DriverSettings;
+use runtime::settings::{CriuChoice, DriverSettings};
 use rustix::process::{Pid, Signal};
 use testkit::privileged::{self, Subcommand, passes};
 
@@ -170,7 +170,7 @@ async fn open(data_dir: &Path) -> Host {
         driver: DriverSettings {
             launchers: 1,
             disks_mb: vec![RESOURCES.disk_mb],
-            criu: Some(images::criu()),
+            criu: CriuChoice::At(images::criu()),
             ..DriverSettings::new(data_dir.to_owned())
         },
         process_rate: None,

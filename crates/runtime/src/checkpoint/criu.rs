@@ -17,9 +17,9 @@ use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
-use super::program::PATH;
 use super::rpc::{CriuSettings, Task};
 use super::sys as calls;
+use super::vetted::PATH;
 use super::{jail, preload, rpc};
 use crate::kernel;
 use crate::setup::ABOVE_PLACES;

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 
 use super::jail::Jail;
-use super::program::{PATH, Program};
+use super::program::Program;
+use super::vetted::PATH;
 use crate::wire::{self, Reply, Request};
 
 /// Name of the cache in the data directory.

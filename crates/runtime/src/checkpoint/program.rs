@@ -1,24 +1,36 @@
 //! CRIU on this host.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
+
+use super::vetted::{self, PATH};
+use crate::settings::CriuChoice;
 
 /// The first version that works here: those before it cannot write every kind of socket on newer kernels, and those with
 /// which this was tried on older ones end with a signal.
 const MINIMUM: (u32, u32) = (4, 2);
 
+/// Where CRIU is looked for: in the folders of our own packages, and where distributions and builds from source put it. Not in the
+/// `PATH` of whoever starts the platform.
+pub(crate) const PLACES: [&str; 6] = [
+    "/usr/lib/ringfence/criu/criu",
+    "/usr/local/lib/ringfence/criu/criu",
+    "/usr/sbin/criu",
+    "/usr/bin/criu",
+    "/usr/local/sbin/criu",
+    "/usr/local/bin/criu",
+];
+
 /// Programs that CRIU starts: an archiver for what is in memory, which starts a shell, which starts a compressor.
 const STARTED: [&str; 2] = ["tar", "gzip"];
+/// The shell, which is named by its path.
 const SHELL: &str = "/bin/sh";
 /// Where a loader looks up libraries. Without it, it looks in the usual directories.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
-/// Where programs are that CRIU starts.
-pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// CRIU on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,36 +58,63 @@ impl Program {
     }
 }
 
-/// Finds out which CRIU there is at `path`.
+/// The CRIU that the setting means: the one that it names, or the first fitting one of [`PLACES`].
 ///
 /// # Errors
-/// With a sentence for the operator when there is none, or none that works on this kernel.
+/// With a sentence for the operator when there is none, or none that works on this kernel and is safe to run.
+pub(crate) fn choose(setting: &CriuChoice) -> Result<Option<Program>, String> {
+    match setting {
+        CriuChoice::Off => Ok(None),
+        CriuChoice::At(path) => find(path).map(Some),
+        CriuChoice::Auto => first_of(PLACES.into_iter().map(Path::new)).map(Some),
+    }
+}
+
+/// The first of these that can be used; otherwise why those that exist cannot.
+fn first_of<'a>(places: impl Iterator<Item = &'a Path>) -> Result<Program, String> {
+    let mut reasons = Vec::new();
+    for place in places.filter(|place| place.symlink_metadata().is_ok()) {
+        match find(place) {
+            Ok(program) => return Ok(program),
+            Err(why) => reasons.push(why),
+        }
+    }
+    // Of one program under two names once.
+    reasons.dedup();
+    match reasons.is_empty() {
+        true => Err("no CRIU is installed".to_owned()),
+        false => Err(reasons.join("; ")),
+    }
+}
+
+/// Finds out which CRIU there is at `path`. Nothing of it runs before all of it is known to be root's.
+///
+/// # Errors
+/// With a sentence for the operator when there is none, or none that works on this kernel, or one that others than root
+/// could have put there.
 pub(crate) fn find(path: &Path) -> Result<Program, String> {
     let named = |error: io::Error| format!("{}: {error}", path.display());
     let changed = changed(path).map_err(named)?;
-    if is_script(path).map_err(named)? {
-        // Which programs it starts is not known, and none of them would be in the root that CRIU runs in.
-        return Err(format!("{} is a script: name the program itself", path.display()));
+    // Before anything is run, because loaders follow it.
+    let cache = Path::new(LOADER_CACHE);
+    let has_cache = cache.exists();
+    if has_cache {
+        vetted::file(cache)?;
     }
-    let text = output(path, &["--version"], &[]).map_err(named)?;
+    let mut files = vetted::program(path)?;
+    let text = vetted::output(path, &["--version"], &[]).map_err(named)?;
     let version = text
         .lines()
         .find_map(|line| line.strip_prefix("Version: "))
         .unwrap_or_default();
-    check(version.trim())?;
-    let started = STARTED.iter().filter_map(|name| in_path(name));
-    let programs = [path.to_owned(), SHELL.into()].into_iter().chain(started);
-    let mut files = BTreeSet::new();
-    for program in programs.filter(|program| program.exists()) {
-        files.extend(loaded_by(&program).map_err(|error| format!("{}: {error}", program.display()))?);
-        files.insert(program);
+    check(version.trim()).map_err(|why| format!("{}: {why}", path.display()))?;
+    files.extend(vetted::program(Path::new(SHELL))?);
+    for program in STARTED {
+        files.extend(started(program)?);
     }
-    files.extend(
-        [LOADER_CACHE]
-            .map(PathBuf::from)
-            .into_iter()
-            .filter(|file| file.exists()),
-    );
+    if has_cache {
+        files.insert(cache.to_owned());
+    }
     Ok(Program {
         path: path.to_owned(),
         version: version.trim().to_owned(),
@@ -84,47 +123,22 @@ pub(crate) fn find(path: &Path) -> Result<Program, String> {
     })
 }
 
-/// What a program loads before it starts, and what loads it. Empty for one that is linked statically.
-///
-/// The loader of the C library prints that in the place of running the program, where it finds this variable.
-fn loaded_by(program: &Path) -> io::Result<Vec<PathBuf>> {
-    // A program without a loader would run, so it gets an argument with which it ends at once.
-    let text = output(program, &["--version"], &[("LD_TRACE_LOADED_OBJECTS", "1")])?;
-    Ok(text.lines().filter_map(loaded).collect())
-}
-
-/// The file in a line such as `libc.so.6 => /lib/libc.so.6 (0x7f...)` or `/lib64/ld-linux-x86-64.so.2 (0x7f...)`.
-fn loaded(line: &str) -> Option<PathBuf> {
-    let (file, _) = line.trim().rsplit_once(" (0x")?;
-    let file = file.split_once(" => ").map_or(file, |(_, file)| file);
-    file.starts_with('/').then(|| PathBuf::from(file))
-}
-
-fn in_path(name: &str) -> Option<PathBuf> {
-    let mut places = PATH.split(':').map(|directory| Path::new(directory).join(name));
-    places.find(|path| path.is_file())
-}
-
-fn is_script(path: &Path) -> io::Result<bool> {
-    let mut begin = Vec::new();
-    std::fs::File::open(path)?.take(2).read_to_end(&mut begin)?;
-    Ok(begin == b"#!")
+/// The files of a program that CRIU starts. The first one of the path that is root's is taken: in the root that CRIU runs in,
+/// there is no other. None where the host has no such program.
+fn started(name: &str) -> Result<BTreeSet<PathBuf>, String> {
+    let mut why = None;
+    let places = PATH.split(':').map(|directory| Path::new(directory).join(name));
+    for place in places.filter(|place| place.is_file()) {
+        match vetted::program(&place) {
+            Ok(files) => return Ok(files),
+            Err(reason) => why = why.or(Some(reason)),
+        }
+    }
+    why.map_or_else(|| Ok(BTreeSet::new()), Err)
 }
 
 fn changed(path: &Path) -> io::Result<(i64, i64)> {
     std::fs::metadata(path).map(|metadata| (metadata.ctime(), metadata.ctime_nsec()))
-}
-
-fn output(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> io::Result<String> {
-    #[expect(clippy::disallowed_methods, reason = "programs of the host, without a sandbox")]
-    let output = Command::new(program)
-        .args(arguments)
-        .env_clear()
-        .env("PATH", PATH)
-        .envs(environment.iter().copied())
-        .stdin(Stdio::null())
-        .output()?;
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn check(version: &str) -> Result<(), String> {
@@ -158,28 +172,24 @@ mod tests {
     }
 
     #[test]
-    fn a_loader_names_the_files_of_a_program() {
-        for (line, want) in [
-            ("\tlinux-vdso.so.1 (0x00007ffd)", None),
-            (
-                "\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f01)",
-                Some("/lib/x86_64-linux-gnu/libc.so.6"),
-            ),
-            (
-                "\t/lib64/ld-linux-x86-64.so.2 (0x00007f02)",
-                Some("/lib64/ld-linux-x86-64.so.2"),
-            ),
-            ("\tlibgone.so.1 => not found", None),
-            ("\tstatically linked", None),
-            ("Version: 4.2", None),
-        ] {
-            assert_eq!(loaded(line), want.map(PathBuf::from), "{line}");
-        }
-        let shell = loaded_by(Path::new(SHELL)).unwrap();
+    fn the_first_that_fits_is_taken_and_otherwise_each_reason_is_told() {
+        assert_eq!(choose(&CriuChoice::Off), Ok(None));
+        let nowhere = Path::new("/nowhere/criu");
+        assert_eq!(first_of([nowhere].into_iter()).unwrap_err(), "no CRIU is installed");
         assert!(
-            shell.iter().any(|file| file.to_string_lossy().contains("libc.so")),
-            "{shell:?}"
+            choose(&CriuChoice::At(nowhere.into()))
+                .unwrap_err()
+                .contains("/nowhere/criu")
         );
-        assert!(shell.iter().all(|file| file.exists()), "{shell:?}");
+        // Programs of root, and none of them is CRIU.
+        let why = first_of(["/bin/true", "/nowhere/criu", "/bin/sh"].map(Path::new).into_iter()).unwrap_err();
+        assert!(why.contains("/bin/true: ") && why.contains("; /bin/sh: "), "{why}");
+    }
+
+    #[test]
+    fn what_criu_starts_is_found() {
+        let archiver = started("tar").unwrap();
+        assert!(archiver.iter().any(|file| file.ends_with("tar")), "{archiver:?}");
+        assert_eq!(started("no-such-program"), Ok(BTreeSet::new()));
     }
 }

@@ -27,7 +27,7 @@ use model::resources::Resources;
 use runtime::container::ContainerDriver;
 use runtime::driver::{Driver, Sandbox, StartDisk, StartError, StartRequest, Started};
 use runtime::rootfs::{Layer, Overlay, Rootfs};
-use runtime::settings::DriverSettings;
+use runtime::settings::{CriuChoice, DriverSettings};
 use rustix::event::{PollFd, PollFlags};
 use testkit::privileged::{self, Subcommand};
 
@@ -165,6 +165,7 @@ fn open(data_dir: &Path) -> Arc<ContainerDriver> {
     let settings = DriverSettings {
         launchers: 1,
         disks_mb: vec![RESOURCES.disk_mb],
+        criu: CriuChoice::Off,
         page_out: false,
         ..DriverSettings::new(data_dir.to_owned())
     };

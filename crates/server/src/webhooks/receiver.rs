@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use http::Uri;
+use model::network::domain_name;
 use proxy::egress::{EgressSettings, closed_to_all};
 
 use crate::settings::WebhookSettings;
@@ -16,6 +17,9 @@ use crate::settings::WebhookSettings;
 pub(crate) const URL_MAX: usize = 2048;
 /// Most addresses of one name that are considered. More than a load balancer has are refused.
 const ADDRESSES_MAX: usize = 64;
+
+const NOT_PUBLIC: &str =
+    "the host of the URL has an address that is not public: the operator of this platform can allow it";
 
 /// What the operator says about receivers.
 #[derive(Debug)]
@@ -108,12 +112,18 @@ impl ReceiverRules {
             (true, _) => return Err("the URL has an invalid port".to_owned()),
         };
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_lowercase();
-        if bare.is_empty() {
-            return Err(invalid());
+        let host = match bare.parse::<IpAddr>() {
+            Ok(_) => bare,
+            // Other ways to write an address are none.
+            Err(_) => domain_name(&bare).ok_or_else(invalid)?,
+        };
+        let is_local = host == "localhost" || host.ends_with(".localhost");
+        if is_local && !self.hosts.contains(&host) && self.networks.allow_private.is_empty() {
+            return Err(NOT_PUBLIC.to_owned());
         }
         Ok(ReceiverUrl {
             is_tls,
-            host: bare,
+            host,
             port,
             authority: authority.as_str().to_owned(),
             path: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
@@ -125,7 +135,7 @@ impl ReceiverRules {
     /// # Errors
     /// With what is wrong, for the client.
     pub(super) fn check_addresses(&self, host: &str, addresses: &[IpAddr]) -> Result<(), String> {
-        if self.hosts.contains(host.trim_end_matches('.')) {
+        if self.hosts.contains(host) {
             return Ok(());
         }
         if addresses.len() > ADDRESSES_MAX {
@@ -136,11 +146,7 @@ impl ReceiverRules {
             .find_map(|address| closed_to_all(&self.networks, *address))
         {
             None => Ok(()),
-            Some(_) => Err(
-                "the host of the URL has an address that is not public: the operator of this platform can \
-                            allow it"
-                    .to_owned(),
-            ),
+            Some(_) => Err(NOT_PUBLIC.to_owned()),
         }
     }
 }
@@ -187,6 +193,12 @@ mod tests {
             "https://exämple.com/",
             "https://example.com/\r\nx: y",
             "https://127.0.0.1/",
+            "https://127.1/",
+            "https://2130706433/",
+            "https://0x7f.1/",
+            "https://localhost/",
+            "https://LOCALHOST./",
+            "https://a.localhost:8443/",
             "https://127.255.255.254:8443/",
             "https://[::1]/",
             "https://[::ffff:127.0.0.1]/",
@@ -254,7 +266,8 @@ mod tests {
         }
         let inner = ["192.168.0.1".parse().expect("an address")];
         assert!(rules.check_addresses("hooks.internal", &inner).is_ok());
-        assert!(rules.check_addresses("hooks.internal.", &inner).is_ok());
+        let url = rules.parse("https://HOOKS.internal.:8443/").expect("a URL");
+        assert_eq!(url.host, "hooks.internal");
         assert!(rules.check_addresses("other.internal", &inner).is_err());
     }
 }

@@ -15,7 +15,9 @@ async fn events(platform: &TestPlatform, path: &str) -> Vec<Value> {
 
 fn types(events: &[Value]) -> Vec<&str> {
     let kinds = events.iter().map(|event| event["type"].as_str().expect("a type"));
-    kinds.map(|kind| kind.trim_start_matches("sandbox.lifecycle.")).collect()
+    kinds
+        .map(|kind| kind.trim_start_matches("sandbox.lifecycle."))
+        .collect()
 }
 
 /// A sandbox that has lived through every type of event, with the seconds that it ran at first.
@@ -32,7 +34,10 @@ async fn life(platform: &TestPlatform) -> String {
     platform.clock.advance(100);
     call("connect", r#"{"timeout":300}"#).await;
     platform.clock.advance(2);
-    assert_eq!(platform.call("DELETE", &format!("/sandboxes/{id}"), "").await.status, 204);
+    assert_eq!(
+        platform.call("DELETE", &format!("/sandboxes/{id}"), "").await.status,
+        204
+    );
     id
 }
 
@@ -63,7 +68,10 @@ async fn events_tell_the_life_of_a_sandbox() {
     assert_eq!(ids.len(), all.len());
     // The end that was set, and the runs that are over.
     let end = all[1]["eventData"]["set_timeout"].as_str().expect("a time");
-    assert!(end.ends_with('Z') && end > all[1]["timestamp"].as_str().expect("a time"), "{end}");
+    assert!(
+        end.ends_with('Z') && end > all[1]["timestamp"].as_str().expect("a time"),
+        "{end}"
+    );
     let paused = &all[3]["eventData"]["execution"];
     assert_eq!(paused["execution_time"], 7000);
     assert_eq!((&paused["vcpu_count"], &paused["memory_mb"]), (&json!(2), &json!(1024)));
@@ -80,17 +88,34 @@ async fn lists_are_of_the_team_and_have_filters() {
     let platform = TestPlatform::start().await;
     let id = life(&platform).await;
     let newest = events(&platform, "").await;
-    assert_eq!(types(&newest), ["killed", "resumed", "paused", "checkpointed", "updated", "created"]);
+    assert_eq!(
+        types(&newest),
+        ["killed", "resumed", "paused", "checkpointed", "updated", "created"]
+    );
     assert_eq!(events(&platform, "?limit=2&offset=1").await, newest[1..3]);
     assert_eq!(events(&platform, "?offset=6").await, [json!(0); 0]);
     for types_of in [
         "?types=sandbox.lifecycle.created&types=sandbox.lifecycle.killed&orderAsc=true",
         "?types=sandbox.lifecycle.created,sandbox.lifecycle.killed&orderAsc=true",
     ] {
-        assert_eq!(types(&events(&platform, types_of).await), ["created", "killed"], "{types_of}");
+        assert_eq!(
+            types(&events(&platform, types_of).await),
+            ["created", "killed"],
+            "{types_of}"
+        );
     }
-    for bad in ["types=created", "types=", "limit=0", "limit=101", "offset=-1", "orderAsc=1"] {
-        platform.call("GET", &format!("/events/sandboxes?{bad}"), "").await.error(400);
+    for bad in [
+        "types=created",
+        "types=",
+        "limit=0",
+        "limit=101",
+        "offset=-1",
+        "orderAsc=1",
+    ] {
+        platform
+            .call("GET", &format!("/events/sandboxes?{bad}"), "")
+            .await
+            .error(400);
     }
     for path in ["/events/sandboxes".to_owned(), format!("/events/sandboxes/{id}")] {
         let foreign = platform.call_as(Some(OTHER_KEY), "GET", &path, "").await;
@@ -122,7 +147,11 @@ async fn metadata_that_is_too_large_is_left_out_of_events() {
         let text = "x".repeat(length);
         let id = platform.create(&format!(r#","metadata":{{"k":"{text}"}}"#)).await;
         let created = events(&platform, &format!("/{id}")).await;
-        assert_eq!(created[0]["eventData"]["sandbox_metadata"]["k"].is_string(), is_there, "{length}");
+        assert_eq!(
+            created[0]["eventData"]["sandbox_metadata"]["k"].is_string(),
+            is_there,
+            "{length}"
+        );
     }
 }
 
@@ -138,7 +167,9 @@ async fn events_are_kept_for_a_time() {
     let id = platform.create(r#","timeout":7000"#).await;
     assert_eq!(events(&platform, "").await.len(), 1);
     platform.clock.advance(3000);
-    platform.call("POST", &format!("/sandboxes/{id}/timeout"), r#"{"timeout":3000}"#).await;
+    platform
+        .call("POST", &format!("/sandboxes/{id}/timeout"), r#"{"timeout":3000}"#)
+        .await;
     platform.clock.advance(601);
     within(async {
         while events(&platform, "").await.len() > 1 {

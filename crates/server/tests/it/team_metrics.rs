@@ -44,7 +44,10 @@ async fn metrics_follow_the_sandboxes_of_a_team() {
     let all = within(async {
         loop {
             let all = metrics(&platform, "").await;
-            if all.as_array().is_some_and(|all| all.len() == 2 && all[1]["concurrentSandboxes"] == 0) {
+            if all
+                .as_array()
+                .is_some_and(|all| all.len() == 2 && all[1]["concurrentSandboxes"] == 0)
+            {
                 return all;
             }
             pause().await;
@@ -54,7 +57,10 @@ async fn metrics_follow_the_sandboxes_of_a_team() {
     assert_eq!(all[0]["timestampUnix"], begun_s + 59);
     assert_eq!(all[0]["concurrentSandboxes"], 2);
     let peak = metrics(&platform, "/max?metric=concurrent_sandboxes").await;
-    assert_eq!((peak["value"].as_f64(), &peak["timestampUnix"]), (Some(2.0), &json!(begun_s + 59)));
+    assert_eq!(
+        (peak["value"].as_f64(), &peak["timestampUnix"]),
+        (Some(2.0), &json!(begun_s + 59))
+    );
     let rate = metrics(&platform, "/max?metric=sandbox_start_rate").await;
     let rate = rate["value"].as_f64().expect("a number");
     assert!((rate - 2.0 / 60.0).abs() < 1e-9, "{rate}");
@@ -83,7 +89,10 @@ async fn sandboxes_of_an_earlier_start_count_and_are_no_starts() {
         }
     })
     .await;
-    assert_eq!((&all[0]["concurrentSandboxes"], &all[1]["concurrentSandboxes"]), (&json!(2), &json!(2)));
+    assert_eq!(
+        (&all[0]["concurrentSandboxes"], &all[1]["concurrentSandboxes"]),
+        (&json!(2), &json!(2))
+    );
     assert_eq!(all[1]["sandboxStartRate"].as_f64(), Some(0.0), "{all}");
     let rate = all[0]["sandboxStartRate"].as_f64().expect("a number");
     assert!((rate - 2.0 / 60.0).abs() < 1e-9, "{all}");

@@ -34,7 +34,10 @@ struct Received {
 
 impl Received {
     fn header(&self, name: &str) -> &str {
-        let line = self.head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+        let line = self
+            .head
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}: ")));
         line.unwrap_or_else(|| panic!("no {name} in {}", self.head))
     }
 
@@ -163,8 +166,14 @@ async fn a_webhook_is_created_read_changed_and_deleted() {
     let path = format!("/events/webhooks/{id}");
     let own = platform.call("GET", &path, "").await.json;
     assert_eq!(own["teamId"], team(1).as_str());
-    assert_eq!(own["events"], json!(["sandbox.lifecycle.created", "sandbox.lifecycle.killed"]));
-    assert_eq!((&own["enabled"], &own["url"]), (&json!(true), &json!("https://example.com/hook")));
+    assert_eq!(
+        own["events"],
+        json!(["sandbox.lifecycle.created", "sandbox.lifecycle.killed"])
+    );
+    assert_eq!(
+        (&own["enabled"], &own["url"]),
+        (&json!(true), &json!("https://example.com/hook"))
+    );
     assert_eq!(platform.call("GET", "/events/webhooks", "").await.json, json!([own]));
     let change = json!({"enabled": false, "url": "https://example.com/other", "signatureSecret": "another"});
     let changed = platform.call("PATCH", &path, &change.to_string()).await;
@@ -221,7 +230,9 @@ async fn events_are_sent_signed() {
     let receiver = Receiver::start(|_| answer(204)).await;
     let id = hook(&platform, &receiver.url(), &["created", "killed"]).await;
     let sandbox = platform.create(r#","metadata":{"a":"b"}"#).await;
-    platform.call("POST", &format!("/sandboxes/{sandbox}/timeout"), r#"{"timeout":50}"#).await;
+    platform
+        .call("POST", &format!("/sandboxes/{sandbox}/timeout"), r#"{"timeout":50}"#)
+        .await;
     platform.call("DELETE", &format!("/sandboxes/{sandbox}"), "").await;
     let mut all = receiver.until(2).await;
     // They may be sent at the same time.
@@ -236,7 +247,11 @@ async fn events_are_sent_signed() {
         assert_eq!(one.header("e2b-signature"), STANDARD_NO_PAD.encode(hash));
     }
     let listed = platform
-        .call("GET", "/events/sandboxes?types=sandbox.lifecycle.created,sandbox.lifecycle.killed", "")
+        .call(
+            "GET",
+            "/events/sandboxes?types=sandbox.lifecycle.created,sandbox.lifecycle.killed",
+            "",
+        )
         .await
         .json;
     let mut kinds: Vec<Value> = all.iter().map(Received::event).collect();
@@ -247,9 +262,15 @@ async fn events_are_sent_signed() {
     assert_eq!(kinds, listed);
     let log = until_attempts(&platform, &id, 2).await;
     for one in &log {
-        assert_eq!((&one["status"], &one["error"], &one["attempt"]), (&json!(204), &Value::Null, &json!(1)));
+        assert_eq!(
+            (&one["status"], &one["error"], &one["attempt"]),
+            (&json!(204), &Value::Null, &json!(1))
+        );
         assert_eq!(one["nextAttemptAt"], Value::Null);
-        assert!(all.iter().any(|sent| one["id"] == sent.header("e2b-delivery-id")), "{one}");
+        assert!(
+            all.iter().any(|sent| one["id"] == sent.header("e2b-delivery-id")),
+            "{one}"
+        );
     }
     assert_eq!(receiver.count(), 2);
 }
@@ -261,7 +282,10 @@ async fn an_event_is_sent_again_until_it_is_received() {
     let id = hook(&platform, &receiver.url(), &["created"]).await;
     platform.create("").await;
     let first = until_attempts(&platform, &id, 1).await;
-    assert_eq!((&first[0]["status"], &first[0]["error"]), (&json!(500), &json!("status")));
+    assert_eq!(
+        (&first[0]["status"], &first[0]["error"]),
+        (&json!(500), &json!("status"))
+    );
     // Not before its time: the second attempt is due after ten seconds at least.
     platform.clock.advance(9);
     let sandbox = platform.create("").await;
@@ -273,7 +297,11 @@ async fn an_event_is_sent_again_until_it_is_received() {
     let own: Vec<&Value> = log.iter().filter(of_first).collect();
     let attempts: Vec<&Value> = own.iter().map(|one| &one["attempt"]).collect();
     assert!(attempts == [1, 2] || attempts == [1, 2, 3], "{log:?}");
-    assert_eq!(own.last().map(|one| &one["error"]), Some(&Value::Null), "{log:?} {sandbox}");
+    assert_eq!(
+        own.last().map(|one| &one["error"]),
+        Some(&Value::Null),
+        "{log:?} {sandbox}"
+    );
     let ids: std::collections::BTreeSet<&str> = log.iter().filter_map(|one| one["id"].as_str()).collect();
     assert_eq!(ids.len(), log.len());
 }
@@ -298,7 +326,9 @@ async fn redirects_are_not_followed() {
     let inner = Receiver::start(|_| answer(200)).await;
     let place = inner.url();
     let outer = Receiver::start(move |_| {
-        Some(format!("HTTP/1.1 307 X\r\nlocation: {place}\r\ncontent-length: 0\r\n\r\n"))
+        Some(format!(
+            "HTTP/1.1 307 X\r\nlocation: {place}\r\ncontent-length: 0\r\n\r\n"
+        ))
     })
     .await;
     let id = hook(&platform, &outer.url(), &["created"]).await;
@@ -312,7 +342,11 @@ async fn redirects_are_not_followed() {
 async fn what_is_no_answer_is_an_error() {
     let platform = TestPlatform::start_adjusted(local).await;
     let endless = "HTTP/1.1 200 OK\r\n".to_owned() + &"x: y\r\n".repeat(20_000);
-    for (text, error) in [("nonsense\r\n\r\n".to_owned(), "answer"), (endless, "answer"), (String::new(), "answer")] {
+    for (text, error) in [
+        ("nonsense\r\n\r\n".to_owned(), "answer"),
+        (endless, "answer"),
+        (String::new(), "answer"),
+    ] {
         let receiver = Receiver::start(move |_| Some(text.clone())).await;
         let id = hook(&platform, &receiver.url(), &["created"]).await;
         platform.create("").await;
@@ -320,7 +354,11 @@ async fn what_is_no_answer_is_an_error() {
         assert_eq!((&log[0]["status"], &log[0]["error"]), (&Value::Null, &json!(error)));
         platform.call("DELETE", &format!("/events/webhooks/{id}"), "").await;
     }
-    let closed = TcpListener::bind("127.0.0.1:0").await.expect("bind").local_addr().expect("an address");
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("bind")
+        .local_addr()
+        .expect("an address");
     let id = hook(&platform, &format!("http://{closed}/"), &["created"]).await;
     platform.create("").await;
     assert_eq!(until_attempts(&platform, &id, 1).await[0]["error"], "connect");
@@ -356,7 +394,11 @@ async fn addresses_are_judged_at_each_attempt() {
         platform.store.webhook_insert(&row).await.expect("a database");
         platform.create("").await;
         let log = until_attempts(&platform, &row.id, 1).await;
-        assert_eq!((&log[0]["status"], &log[0]["error"]), (&Value::Null, &json!("address")), "{host}");
+        assert_eq!(
+            (&log[0]["status"], &log[0]["error"]),
+            (&Value::Null, &json!("address")),
+            "{host}"
+        );
     }
     let connected = tokio::time::timeout(Duration::from_millis(1), listener.accept()).await;
     assert!(connected.is_err(), "something was sent to a closed address");
@@ -387,7 +429,8 @@ async fn what_does_not_fit_in_the_queue_is_counted() {
     .await;
     let slow = Receiver::start(|_| None).await;
     let id = hook(&platform, &slow.url(), &["created"]).await;
-    let dropped = async || platform.call("GET", &format!("/events/webhooks/{id}"), "").await.json["droppedEvents"].clone();
+    let dropped =
+        async || platform.call("GET", &format!("/events/webhooks/{id}"), "").await.json["droppedEvents"].clone();
     for _ in 0..5 {
         platform.create("").await;
     }
@@ -437,7 +480,9 @@ async fn a_webhook_that_is_off_gets_nothing() {
     let platform = TestPlatform::start_adjusted(local).await;
     let receiver = Receiver::start(|_| answer(200)).await;
     let off = hook(&platform, &receiver.url(), &["created"]).await;
-    let reply = platform.call("PATCH", &format!("/events/webhooks/{off}"), r#"{"enabled":false}"#).await;
+    let reply = platform
+        .call("PATCH", &format!("/events/webhooks/{off}"), r#"{"enabled":false}"#)
+        .await;
     assert_eq!(reply.json["enabled"], false, "{reply:?}");
     let on = Receiver::start(|_| answer(200)).await;
     hook(&platform, &on.url(), &["created"]).await;

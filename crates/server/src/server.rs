@@ -189,7 +189,8 @@ impl Server {
             hooks.per_team,
         );
         let deliverer = Arc::new(Deliverer::new(
-            (store.clone(), sealer.clone(), clock.clone()),
+            (store.clone(), rows.node().clone()),
+            (sealer.clone(), clock.clone()),
             Arc::clone(&records),
             receivers,
             hooks,

@@ -2,10 +2,10 @@
 //!
 //! Several servers may share the queue. A server claims a delivery by moving its due time, guarded by the time that it
 //! has read, and everything that it says of the delivery afterwards is guarded by its claim: of two servers one sends it.
-//! A server that is killed while it sends leaves a delivery that becomes due again.
+//! A server that is killed while it sends leaves a delivery that its next process takes over, or that becomes due again.
 
 use model::event::{EventType, EventTypes};
-use model::id::TeamId;
+use model::id::{NodeId, TeamId};
 
 use crate::Store;
 use crate::error::{StoreError, classify};
@@ -370,7 +370,7 @@ impl Store {
         self.db.read_all("find events to send", query).await
     }
 
-    /// Claims a delivery for an attempt until `until_us`. Returns whether it was still as it had been read.
+    /// Claims a delivery for an attempt of a node until `until_us`. Returns whether it was still as it had been read.
     ///
     /// # Errors
     /// When the database fails.
@@ -378,19 +378,34 @@ impl Store {
         &self,
         webhook: &str,
         delivery: &DeliveryRow,
-        attempt_id: &str,
+        (attempt_id, node): (&str, &NodeId),
         until_us: i64,
     ) -> Result<bool, StoreError> {
         let query = sqlx::query(
-            "UPDATE webhook_deliveries SET claim = $4, due_us = $5 \
+            "UPDATE webhook_deliveries SET claim = $4, due_us = $5, node_id = $6 \
              WHERE webhook_id = $1 AND event_id = $2 AND due_us = $3",
         )
         .bind(webhook.to_owned())
         .bind(delivery.event_id.clone())
         .bind(delivery.due_us)
         .bind(attempt_id.to_owned())
-        .bind(until_us);
+        .bind(until_us)
+        .bind(node.as_str());
         Ok(self.db.write(ROW, "claim an event to send", query).await? > 0)
+    }
+
+    /// Gives up all claims of a node, whose earlier process is gone, and returns how many.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn deliveries_recover(&self, node: &NodeId, now_us: i64) -> Result<u64, StoreError> {
+        let query = sqlx::query(
+            "UPDATE webhook_deliveries SET claim = NULL, node_id = NULL, due_us = $2 \
+             WHERE claim IS NOT NULL AND node_id = $1",
+        )
+        .bind(node.as_str())
+        .bind(now_us);
+        self.db.write(ROW, "take over events to send", query).await
     }
 
     /// What is sent where, of a delivery; none if the event is no longer kept, or the webhook is not enabled.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use model::event::EventType;
-use model::id::TeamId;
+use model::id::{NodeId, TeamId};
 use parking_lot::Mutex;
 use store::Store;
 use store::error::StoreError;
@@ -100,6 +100,8 @@ fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
 #[derive(Debug)]
 pub(crate) struct Deliverer {
     store: Store,
+    /// The node of this server, which has one process at a time.
+    node: NodeId,
     sealer: Sealer,
     clock: Clock,
     records: Arc<Records>,
@@ -111,13 +113,15 @@ pub(crate) struct Deliverer {
 
 impl Deliverer {
     pub(crate) fn new(
-        (store, sealer, clock): (Store, Sealer, Clock),
+        (store, node): (Store, NodeId),
+        (sealer, clock): (Sealer, Clock),
         records: Arc<Records>,
         rules: Arc<ReceiverRules>,
         settings: WebhookSettings,
     ) -> Self {
         Self {
             store,
+            node,
             sealer,
             clock,
             records,
@@ -132,6 +136,10 @@ impl Deliverer {
     /// are given up, and are due again.
     pub(crate) async fn deliver(self: Arc<Self>, tasks: TaskTracker, stop: CancellationToken) {
         let mut is_failing = false;
+        // What an earlier process was sending when it was killed.
+        if let Err(error) = self.store.deliveries_recover(&self.node, self.clock.now_us()).await {
+            tracing::warn!(error = %Chain(&error), "cannot take over events to send: they are due again when their claims end");
+        }
         loop {
             let pause = match self.begin_due(&tasks, &stop).await {
                 Ok(pause) => {
@@ -202,7 +210,7 @@ impl Deliverer {
         let webhook = &waiting.webhook_id;
         if !self
             .store
-            .delivery_claim(webhook, &delivery, &attempt_id, until_us)
+            .delivery_claim(webhook, &delivery, (&attempt_id, &self.node), until_us)
             .await?
         {
             return Ok(());

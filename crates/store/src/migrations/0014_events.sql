@@ -30,7 +30,8 @@ CREATE TABLE webhooks (
 CREATE INDEX webhooks_list ON webhooks (team_id, created_us, id);
 
 -- Events that are to be sent. A server that is about to send one moves `due_us` beyond the time that it may take, and
--- names its attempt in `claim`, so that no other server sends the event meanwhile, and a killed one delays it only.
+-- names its attempt in `claim` and its node, so that no other server sends the event meanwhile, and the next process of the
+-- node of a killed one finds it.
 CREATE TABLE webhook_deliveries (
     webhook_id TEXT NOT NULL,
     event_id TEXT NOT NULL,
@@ -38,6 +39,7 @@ CREATE TABLE webhook_deliveries (
     due_us BIGINT NOT NULL,
     attempts BIGINT NOT NULL,
     claim TEXT,
+    node_id TEXT,
     PRIMARY KEY (webhook_id, event_id)
 );
 CREATE INDEX webhook_deliveries_due ON webhook_deliveries (webhook_id, team_id, due_us);

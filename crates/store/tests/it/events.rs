@@ -8,7 +8,7 @@ use store::records::{DeliveryLimits, EventQuery, NewEvent, NewTeamUsage, RecordB
 use store::webhooks::{AttemptRow, DeliveryRow, WebhookChange, WebhookRow};
 
 use crate::database::Database;
-use crate::samples::{sandbox_id, team, team_id, uuid};
+use crate::samples::{node_id, sandbox_id, team, team_id, uuid};
 
 /// Event `n` of a sandbox with the same number as its team, at `n` microseconds.
 fn event(team: u32, n: u32, kind: EventType) -> NewEvent {
@@ -193,7 +193,7 @@ pub(crate) async fn deliveries_are_claimed_once_and_bounded(db: Database) {
     for n in 0..5 {
         won += u32::from(
             store
-                .delivery_claim(&hook.id, first, &uuid(100 + n), 500)
+                .delivery_claim(&hook.id, first, (&uuid(100 + n), &node_id(1)), 500)
                 .await
                 .unwrap(),
         );
@@ -222,7 +222,12 @@ pub(crate) async fn deliveries_are_claimed_once_and_bounded(db: Database) {
         attempts: 1,
     };
     assert_eq!(again, want);
-    assert!(store.delivery_claim(&hook.id, &again, &uuid(200), 900).await.unwrap());
+    assert!(
+        store
+            .delivery_claim(&hook.id, &again, (&uuid(200), &node_id(1)), 900)
+            .await
+            .unwrap()
+    );
     store
         .delivery_release(&uuid(201), (&hook.id, &uuid(0)), 1)
         .await
@@ -233,7 +238,27 @@ pub(crate) async fn deliveries_are_claimed_once_and_bounded(db: Database) {
         .await
         .unwrap();
     let again = store.deliveries_due(&hook.id, 800, 10).await.unwrap().pop().unwrap();
-    assert!(store.delivery_claim(&hook.id, &again, &uuid(202), 1000).await.unwrap());
+    assert!(
+        store
+            .delivery_claim(&hook.id, &again, (&uuid(202), &node_id(1)), 1000)
+            .await
+            .unwrap()
+    );
+    // The next process of a node takes over what the one before was sending.
+    assert_eq!(store.deliveries_recover(&node_id(2), 5).await.unwrap(), 0);
+    assert_eq!(store.deliveries_recover(&node_id(1), 5).await.unwrap(), 1);
+    let again = DeliveryRow {
+        event_id: uuid(0),
+        due_us: 5,
+        attempts: 1,
+    };
+    assert!(store.deliveries_due(&hook.id, 5, 10).await.unwrap().contains(&again));
+    assert!(
+        store
+            .delivery_claim(&hook.id, &again, (&uuid(202), &node_id(1)), 1000)
+            .await
+            .unwrap()
+    );
     store.delivery_finish(&attempt(&hook.id, 0, 202, None)).await.unwrap();
     assert_eq!(store.deliveries_due(&hook.id, 2000, 10).await.unwrap().len(), 2);
     store.delivery_drop(&hook.id, &uuid(1)).await.unwrap();

@@ -37,7 +37,7 @@ use crate::settings::WebhookSettings;
 /// Attempts in flight to one webhook.
 const PER_WEBHOOK: u32 = 4;
 /// Attempts in flight of one team.
-const PER_TEAM: u32 = 16;
+const PER_TEAM: u32 = 8;
 /// Attempts in flight of all teams.
 const TOTAL: u32 = 128;
 /// How many attempts follow the first one. The pauses before them are the operator's, and three times as long each time.
@@ -46,6 +46,11 @@ const RETRIES: u32 = 5;
 const JITTER: i64 = 5;
 /// How long a claim is valid: longer than an attempt takes.
 const CLAIM: Duration = Duration::from_secs(2 * LOOKUP_BOUND.as_secs());
+/// How long an attempt keeps its place at least. Each costs writes to the database, which create requests wait for, so a
+/// team with receivers that answer at once gets no more than 160 in a second.
+const PACE: Duration = Duration::from_millis(50);
+/// Pause before the queue is looked at again: many places become free and many events are written at a time.
+const GATHER: Duration = Duration::from_millis(50);
 /// How often the queue is looked at without a reason: another server may have added to it, or left a claim.
 const POLL: Duration = Duration::from_secs(2);
 
@@ -161,6 +166,7 @@ impl Deliverer {
                 () = self.slot_free.notified() => {}
                 () = tokio::time::sleep(pause) => {}
             }
+            tokio::time::sleep(GATHER).await;
         }
     }
 
@@ -217,6 +223,7 @@ impl Deliverer {
         }
         let stop = stop.clone();
         tasks.spawn(async move {
+            let paced = tokio::time::Instant::now() + PACE;
             let key = (slot.webhook.clone(), delivery.event_id.clone());
             let deliverer = Arc::clone(&slot.deliverer);
             let result = tokio::select! {
@@ -231,6 +238,7 @@ impl Deliverer {
                 // Due again when the claim is over.
                 tracing::warn!(webhook.id = key.0, error = %Chain(&error), "cannot record an attempt to send an event");
             }
+            tokio::time::sleep_until(paced).await;
             drop(slot);
         });
         Ok(())

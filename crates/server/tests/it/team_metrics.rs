@@ -32,6 +32,7 @@ async fn metrics_follow_the_sandboxes_of_a_team() {
     let one = platform.create(r#","timeout":7000"#).await;
     let two = platform.create(r#","timeout":7000"#).await;
     platform.clock.advance(9);
+    // Of a long range, with steps of a quarter of an hour.
     let now = metrics(&platform, "").await;
     assert_eq!(now[0]["concurrentSandboxes"], 2, "{now}");
     assert_eq!(now[0]["sandboxStartRate"].as_f64(), Some(0.2), "{now}");
@@ -78,10 +79,11 @@ async fn sandboxes_of_an_earlier_start_count_and_are_no_starts() {
     platform.create(r#","timeout":7000"#).await;
     platform.create(r#","timeout":7000"#).await;
     let platform = platform.restart().await;
+    let begun_s = platform.clock.now_us().div_euclid(1_000_000) - 60;
     platform.clock.advance(60);
     let all = within(async {
         loop {
-            let all = metrics(&platform, "").await;
+            let all = metrics(&platform, &format!("?start={begun_s}")).await;
             if all.as_array().is_some_and(|all| all.len() == 2) {
                 return all;
             }

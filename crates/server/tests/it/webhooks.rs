@@ -362,10 +362,16 @@ async fn what_is_no_answer_is_an_error() {
     let id = hook(&platform, &format!("http://{closed}/"), &["created"]).await;
     platform.create("").await;
     assert_eq!(until_attempts(&platform, &id, 1).await[0]["error"], "connect");
-    // A port without TLS.
-    let plain = Receiver::start(|_| answer(200)).await;
-    let id = hook(&platform, &format!("https://{}/", plain.address), &["created"]).await;
+    // A port without TLS, of which the first bytes are no handshake.
+    let plain = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let address = plain.local_addr().expect("an address");
+    let id = hook(&platform, &format!("https://{address}/"), &["created"]).await;
     platform.create("").await;
+    let (mut stream, _) = within(plain.accept()).await.expect("a connection");
+    stream
+        .write_all(b"220 mail.example.com ESMTP\r\n")
+        .await
+        .expect("written");
     assert_eq!(until_attempts(&platform, &id, 1).await[0]["error"], "tls");
 }
 

@@ -191,7 +191,7 @@ impl Server {
         let deliverer = Arc::new(Deliverer::new(
             (store.clone(), rows.node().clone()),
             (sealer.clone(), clock.clone()),
-            Arc::clone(&records),
+            (Arc::clone(&records), Arc::clone(&metrics)),
             receivers,
             hooks,
         ));

@@ -30,6 +30,8 @@ use super::receiver::ReceiverRules;
 use super::signature::{owner, sign};
 use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
+use crate::metrics::Metrics;
+use crate::outcome::AttemptOutcome;
 use crate::records::Records;
 use crate::seal::Sealer;
 use crate::settings::WebhookSettings;
@@ -110,6 +112,7 @@ pub(crate) struct Deliverer {
     sealer: Sealer,
     clock: Clock,
     records: Arc<Records>,
+    metrics: Arc<Metrics>,
     client: EventClient,
     retry: Duration,
     in_flight: Mutex<InFlight>,
@@ -120,7 +123,7 @@ impl Deliverer {
     pub(crate) fn new(
         (store, node): (Store, NodeId),
         (sealer, clock): (Sealer, Clock),
-        records: Arc<Records>,
+        (records, metrics): (Arc<Records>, Arc<Metrics>),
         rules: Arc<ReceiverRules>,
         settings: WebhookSettings,
     ) -> Self {
@@ -130,6 +133,7 @@ impl Deliverer {
             sealer,
             clock,
             records,
+            metrics,
             client: EventClient::new(rules, settings.authorities),
             retry: settings.retry,
             in_flight: Mutex::default(),
@@ -271,6 +275,11 @@ impl Deliverer {
             Some(_) if attempt <= RETRIES => Some(self.clock.now_us() + self.pause_us(attempt)),
             Some(_) | None => None,
         };
+        self.metrics.webhook_attempt(match (error, next_us) {
+            (None, _) => AttemptOutcome::Received,
+            (Some(_), Some(_)) => AttemptOutcome::Failed,
+            (Some(_), None) => AttemptOutcome::GivenUp,
+        });
         let Shipment { kind, .. } = shipment;
         let error = error.map(str::to_owned);
         report(webhook, kind, status, error.as_deref());

@@ -198,6 +198,7 @@ impl PoolEnd {
         }
     }
 }
+
 /// What became of an attempt to send an event to a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptOutcome {

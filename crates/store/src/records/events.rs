@@ -172,7 +172,14 @@ pub(super) async fn insert(
         .bind(event.kind.bit())
         .bind(event.body_json.clone())
         .bind(i64::try_from(event.bytes()).unwrap_or(i64::MAX));
-        execute(tx, query).await?;
+        let inserted = query
+            .execute(&mut **tx)
+            .await
+            .map_err(|error| classify(&error, "record", WRITE))?;
+        // One that was there already has its deliveries, or had them.
+        if inserted.rows_affected() == 0 {
+            continue;
+        }
         of_teams.entry(&event.team_id).or_default().push(event);
     }
     for (team, events) in of_teams {

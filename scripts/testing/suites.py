@@ -131,7 +131,7 @@ NOT_OF_THE_CLIENT = tuple(
     for file in files(
         "python",
         *("base", "limits", "operator", "operator_sandboxes", "pool", "pause_answer", "pause_on_disk", "pause_programs"),
-        *("page_out", "snapshot_memory", "template_files", "dockerfiles", "template_registry", "image_families"),
+        *("page_out", "snapshot_memory", "template_files", "dockerfiles", "template_registry", "image_families", "events"),
     )
 )
 # These call every method of the SDK with every parameter, and judge what was called in one process.

@@ -215,6 +215,10 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
         egress.upstream_roots = upstream_roots(path).context("egress.ca_file")?;
     }
     egress.authorities = authorities(&settings.egress_ca_files).context("egress.ca_files")?;
+    let mut webhooks = settings.webhooks.clone();
+    if let Some(path) = &settings.webhooks_ca_file {
+        webhooks.authorities = upstream_roots(path).context("webhooks.ca_file")?;
+    }
     let registry_authorities = registry_authorities(&settings.registry_ca_files)?;
     let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir, &settings.master_key)?;
@@ -288,6 +292,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
                 },
                 ..settings.pause
             },
+            webhooks,
             blobs,
             resources: settings.resources,
             egress,

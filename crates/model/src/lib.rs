@@ -5,6 +5,7 @@
 
 pub mod backoff;
 pub mod egress_proxy;
+pub mod event;
 pub mod header;
 pub mod header_rules;
 pub mod id;

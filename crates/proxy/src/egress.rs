@@ -50,8 +50,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use self::intercept::{AuthorityError, authority_certificate};
 pub use self::network::SandboxNetwork;
 pub use self::record::{EgressRecord, EgressReport, InjectedRequest, Outcome, Protocol, Report};
+pub use self::roots::host_roots;
 pub use self::settings::{EgressLimits, EgressSettings};
-pub use self::verdict::{Reason, check_proxy};
+pub use self::verdict::{Reason, check_proxy, closed_to_all};
 use sandbox::{Sandbox, Shared, report_queries};
 
 /// The gateway of a node.

@@ -11,6 +11,7 @@ mod body;
 mod describe;
 mod docs;
 mod error;
+mod events;
 mod injection_rules;
 pub(crate) mod injection_values;
 mod json;
@@ -26,8 +27,10 @@ mod sandboxes;
 mod secrets;
 mod signed;
 pub(crate) mod state;
+mod team_metrics;
 mod teams;
 mod templates;
+mod webhooks;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -136,6 +139,17 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(templates::history::list_template_tag_groups))
         .routes(routes!(templates::history::list_template_tag_assignments))
         .routes(routes!(templates::get_template_alias))
+        .routes(routes!(team_metrics::get_team_metrics))
+        .routes(routes!(team_metrics::get_team_metrics_max))
+        .routes(routes!(events::list_sandboxes_events))
+        .routes(routes!(events::list_sandbox_events))
+        .routes(routes!(webhooks::list_webhooks, webhooks::create_webhook))
+        .routes(routes!(
+            webhooks::get_webhook,
+            webhooks::update_webhook,
+            webhooks::delete_webhook
+        ))
+        .routes(routes!(webhooks::list_webhook_deliveries))
         .routes(routes!(secrets::list_secrets, secrets::create_secret))
         .routes(routes!(
             secrets::get_secret,

@@ -49,3 +49,4 @@ mod space;
 mod start_command;
 mod templates;
 pub mod tls;
+mod webhooks;

@@ -24,7 +24,7 @@ use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage, Throttles};
 use self::egress::EgressSeries;
 use self::pool::PoolSeries;
 use self::repositories::RepositorySeries;
-use crate::outcome::{CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason};
+use crate::outcome::{AttemptOutcome, CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason};
 use crate::repositories::RepositoryError;
 use crate::settings::CapacitySettings;
 use crate::tls::Validity;
@@ -64,6 +64,7 @@ struct Series {
     ends: Family<Labels, Counter>,
     pauses: Family<Labels, Counter>,
     resumes: Family<Labels, Counter>,
+    webhook_attempts: Family<Labels, Counter>,
     expiry_lateness: Histogram,
     /// By status class.
     proxied: [Counter; CLASSES.len()],
@@ -176,6 +177,12 @@ impl Metrics {
     /// Counts a sandbox that was resumed.
     pub(crate) fn resume(&self, reason: ResumeReason) {
         self.series.resumes.get_or_create(&[("reason", reason.as_str())]).inc();
+    }
+
+    /// Counts an attempt to send an event to a webhook.
+    pub(crate) fn webhook_attempt(&self, outcome: AttemptOutcome) {
+        let labels = [("outcome", outcome.as_str())];
+        self.series.webhook_attempts.get_or_create(&labels).inc();
     }
 
     /// Observes how late a sandbox was ended after its deadline, in microseconds.
@@ -329,6 +336,12 @@ impl Series {
             "Sandboxes that were resumed, by reason",
             resumes.clone(),
         );
+        let webhook_attempts = Family::<Labels, Counter>::default();
+        registry.register(
+            "webhook_attempts",
+            "Attempts to send an event to a webhook, by outcome",
+            webhook_attempts.clone(),
+        );
         let expiry_lateness = durations();
         registry.register_with_unit(
             "expiry_lateness",
@@ -374,7 +387,7 @@ impl Series {
         let log_entries_lost = Counter::default();
         registry.register(
             "log_entries_lost",
-            "Log entries of sandboxes that were dropped because the database was too slow",
+            "Log entries and lifecycle events of sandboxes that were dropped because the database was too slow",
             log_entries_lost.clone(),
         );
         let (memory_available, disk_available) = (FloatGauge::default(), FloatGauge::default());
@@ -440,6 +453,9 @@ impl Series {
         for reason in ResumeReason::ALL {
             resumes.get_or_create_owned(&[("reason", reason.as_str())]);
         }
+        for outcome in AttemptOutcome::ALL {
+            webhook_attempts.get_or_create_owned(&[("outcome", outcome.as_str())]);
+        }
         Self {
             requests,
             requests_limited,
@@ -450,6 +466,7 @@ impl Series {
             ends,
             pauses,
             resumes,
+            webhook_attempts,
             expiry_lateness,
             proxied: CLASSES.map(|class| proxied.get_or_create_owned(&[("status", class)])),
             connections,

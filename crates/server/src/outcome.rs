@@ -198,3 +198,28 @@ impl PoolEnd {
         }
     }
 }
+
+/// What became of an attempt to send an event to a webhook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttemptOutcome {
+    /// The receiver answered with 2xx.
+    Received,
+    /// It did not, and the event is sent again.
+    Failed,
+    /// It did not, and the event is given up.
+    GivenUp,
+}
+
+impl AttemptOutcome {
+    /// Every outcome.
+    pub(crate) const ALL: [Self; 3] = [Self::Received, Self::Failed, Self::GivenUp];
+
+    /// The value of the label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Received => "received",
+            Self::Failed => "failed",
+            Self::GivenUp => "given_up",
+        }
+    }
+}

@@ -1,12 +1,15 @@
-//! Records of sandboxes: logs and metrics.
+//! Records of sandboxes: logs, metrics, lifecycle events, and what teams use.
 //!
 //! Log entries come from lifecycle events in this server and from the node. They wait in one bounded queue ([`queue`])
 //! and are written in the background, many in one transaction ([`writer`]), so that a create request never waits for
 //! them. Samples are taken from the node every few seconds ([`sampler`]), collected in memory and written as one
-//! encoded row per sandbox and five minutes ([`encoding`]). Both are kept for some time after their sandbox has ended, and
+//! encoded row per sandbox and five minutes ([`encoding`]). All are kept for some time after their sandbox has ended, and
 //! removed in small batches ([`purge`]).
 //!
-//! A crash loses the entries of the last fraction of a second, and the samples since the last row of each sandbox, at
+//! What happens to a sandbox is one call, [`Records::log_event`], from which both its log entry and the event for clients
+//! ([`event`]) are made; events go through the same queue, and what is to be sent of them to webhooks is written with them.
+//!
+//! A crash loses the entries and events of the last fraction of a second, and the samples since the last row of each sandbox, at
 //! most five minutes of them. An orderly stop loses nothing.
 //!
 //! Size: with 1,000 sandboxes, each has 17,280 samples a day. Five minutes of an idle one take 477 bytes in SQLite with
@@ -15,31 +18,37 @@
 
 pub(crate) mod buckets;
 mod encoding;
+mod event;
 mod lifecycle_event;
 mod purge;
 mod queue;
 mod sampler;
 mod tail;
+pub(crate) mod team_usage;
 mod writer;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use model::id::{SandboxId, TeamId};
+use model::event::EventType;
+use model::id::{NodeId, SandboxId, TeamId};
 use model::log::Level;
 use parking_lot::Mutex;
 use protocol::node::SandboxLog;
 use store::Store;
 use store::error::StoreError;
-use store::records::{LogQuery, LogRow, NewLogEntry};
+use store::records::{EventQuery, LogQuery, LogRow, NewLogEntry, TeamUsage};
 use store::sandboxes::SandboxRow;
 use tokio::sync::Notify;
 
 pub(crate) use self::encoding::Sample;
+pub(crate) use self::event::SandboxEvent;
+use self::event::Subject;
 pub(crate) use self::lifecycle_event::LifecycleEvent;
 use self::queue::{Item, WriteQueue};
 use self::tail::Tail;
+use self::team_usage::TeamCounters;
 use crate::clock::{Clock, SECOND_US};
 use crate::settings::RecordSettings;
 
@@ -54,10 +63,14 @@ pub(crate) struct Records {
     clock: Clock,
     queue: WriteQueue,
     tracked: Mutex<HashMap<SandboxId, TrackedSandbox>>,
+    /// What teams use. Locked after `tracked`, if both are.
+    usage: Mutex<TeamCounters>,
     /// How much all logs together may still grow, in bytes, since the last count.
     log_budget: AtomicU64,
     /// Notified when the logs have grown beyond their budget.
     over_budget: Notify,
+    /// Notified when events have been written, which may have to be sent.
+    events_written: Notify,
 }
 
 /// A sandbox with records.
@@ -66,10 +79,13 @@ struct TrackedSandbox {
     team: TeamId,
     ended: Option<Instant>,
     tail: Tail,
+    subject: Subject,
+    /// Whether it counts as one that its team runs.
+    is_running: bool,
 }
 
 impl Records {
-    pub(crate) fn new(store: Store, settings: RecordSettings, clock: Clock) -> Self {
+    pub(crate) fn new(store: Store, settings: RecordSettings, clock: Clock, node: &NodeId) -> Self {
         let log_total_bytes = settings.log_total_bytes;
         Self {
             store,
@@ -77,9 +93,11 @@ impl Records {
             clock,
             queue: WriteQueue::new(),
             tracked: Mutex::default(),
+            usage: Mutex::new(TeamCounters::new(node.to_string())),
             // The first count is one purge interval after the start, or when this much was added.
             log_budget: AtomicU64::new(log_total_bytes),
             over_budget: Notify::new(),
+            events_written: Notify::new(),
         }
     }
 
@@ -94,14 +112,21 @@ impl Records {
             team: row.team_id.clone(),
             ended: None,
             tail: Tail::new(&row.id, row.cpu_count),
+            subject: Subject::of(row),
+            is_running: false,
         };
-        self.tracked.lock().insert(row.id.clone(), tracked);
+        let before = self.tracked.lock().insert(row.id.clone(), tracked);
+        if let Some(mut before) = before {
+            self.count(&mut before, false);
+        }
     }
 
     /// Starts the samples of a sandbox, which runs since `started_us`.
     pub(crate) fn start_sampling(&self, row: &SandboxRow) {
         if let Some(tracked) = self.tracked.lock().get_mut(&row.id) {
             tracked.tail.start(row.started_us);
+            tracked.subject.begin(row);
+            self.count(tracked, true);
         }
     }
 
@@ -109,20 +134,87 @@ impl Records {
     pub(crate) fn stop_sampling(&self, id: &SandboxId) {
         if let Some(tracked) = self.tracked.lock().get_mut(id) {
             tracked.tail.pause();
+            tracked.subject.end(self.clock.now_us());
+            self.count(tracked, false);
         }
     }
 
-    /// Adds a lifecycle event to the log of a sandbox.
+    /// Counts whether a sandbox runs.
+    fn count(&self, tracked: &mut TrackedSandbox, is_running: bool) {
+        let was_running = std::mem::replace(&mut tracked.is_running, is_running);
+        let now_us = self.clock.now_us();
+        match (was_running, is_running) {
+            (false, true) => self.usage.lock().enter(&tracked.team, now_us),
+            (true, false) => self.usage.lock().leave(&tracked.team, now_us),
+            (false, false) | (true, true) => {}
+        }
+    }
+
+    /// Adds a lifecycle event to the log of a sandbox, and to the events of its team if clients are told about it.
     pub(crate) fn log_event(&self, id: &SandboxId, event: &LifecycleEvent<'_>) {
         let (level, message, fields) = event.describe();
-        self.put_entry(
-            id,
-            lifecycle_event::LOGGER,
-            self.clock.now_us(),
-            level,
-            message.to_owned(),
-            fields,
-        );
+        let now_us = self.clock.now_us();
+        self.put_entry(id, lifecycle_event::LOGGER, now_us, level, message.to_owned(), fields);
+        if let Some(kind) = event.kind() {
+            self.put_event(id, kind, event, now_us);
+        }
+    }
+
+    fn put_event(&self, id: &SandboxId, kind: EventType, event: &LifecycleEvent<'_>, now_us: i64) {
+        let mut tracked = self.tracked.lock();
+        let Some(tracked) = tracked.get_mut(id) else { return };
+        if matches!(kind, EventType::Created | EventType::Resumed) {
+            self.usage.lock().start(&tracked.team, now_us);
+        }
+        if tracked.subject.is_news(kind) {
+            let times = (now_us, self.queue.next_seq());
+            let event = tracked.subject.event(kind, (&tracked.team, id), event, times);
+            self.queue.put(Item::Event(event));
+        }
+    }
+
+    /// Events of a team in JSON, including everything that happened before the call.
+    pub(crate) async fn events(&self, team: &TeamId, query: &EventQuery) -> Result<Vec<String>, StoreError> {
+        self.queue.flush().await;
+        self.store.event_list(team, query).await
+    }
+
+    /// Resolves when events have been written since the last call.
+    pub(crate) async fn events_written(&self) {
+        self.events_written.notified().await;
+    }
+
+    /// What a team used in the minutes that began between two times, both inclusive, oldest first. The current minute is in
+    /// it as far as it has gone.
+    pub(crate) async fn team_usage(
+        &self,
+        team: &TeamId,
+        from_us: i64,
+        to_us: i64,
+    ) -> Result<Vec<TeamUsage>, StoreError> {
+        let from_us = from_us.max(self.clock.now_us() - i64::from(self.settings.event_retention_s) * SECOND_US);
+        let current = self.usage.lock().current(team);
+        self.queue.flush().await;
+        let mut usage = self.store.team_usage(team, from_us, to_us).await?;
+        let current = current.filter(|minute| (from_us..=to_us).contains(&minute.at_us));
+        match (usage.last_mut(), current) {
+            // Of a process before this one.
+            (Some(last), Some(current)) if last.at_us == current.at_us => {
+                last.sandboxes = last.sandboxes.max(current.sandboxes);
+                last.starts = last.starts.saturating_add(current.starts);
+            }
+            (_, Some(current)) => usage.push(current),
+            (_, None) => {}
+        }
+        Ok(usage)
+    }
+
+    /// Has the minutes written that are over, or all of them.
+    fn write_usage(&self, all: bool) {
+        let over = self.usage.lock().cut(self.clock.now_us(), all);
+        for usage in over {
+            self.queue.put(Item::Usage(usage));
+        }
     }
 
     /// Ends the records of a sandbox: its last samples are written, and the retention of its log begins.
@@ -132,6 +224,7 @@ impl Records {
             return;
         };
         tracked.ended = Some(Instant::now());
+        self.count(tracked, false);
         if let Some(chunk) = tracked.tail.cut(&tracked.team, id) {
             self.queue.put(Item::Chunk(chunk));
         }

@@ -52,6 +52,9 @@ use crate::secrets::Secrets;
 use crate::settings::ServerSettings;
 use crate::signature::Signatures;
 use crate::space;
+use crate::webhooks::Webhooks;
+use crate::webhooks::deliver::Deliverer;
+use crate::webhooks::receiver::ReceiverRules;
 
 /// How long API requests and the work that they started may take to finish once the server is stopped.
 const DRAIN_BOUND: Duration = Duration::from_secs(10);
@@ -158,6 +161,7 @@ impl Server {
             pool,
             blobs,
             pause,
+            webhooks: hooks,
         } = settings;
         let stored = blobs.map(|blobs| {
             let (node, clock, work) = (Arc::clone(&node), clock.clone(), work.clone());
@@ -167,7 +171,7 @@ impl Server {
         let longest_s = limits.longest_lifetime_s();
         let tokens = TokenSeed::new(token_seed);
         let metrics = Arc::new(Metrics::new(&capacity));
-        let records = Arc::new(Records::new(store.clone(), records, clock.clone()));
+        let records = Arc::new(Records::new(store.clone(), records, clock.clone(), rows.node()));
         let registry = Arc::new(Registry::default());
         let deadlines = Arc::new(Deadlines::default());
         let admission = Arc::new(AdmissionControl::new(
@@ -178,6 +182,19 @@ impl Server {
             clock.clone(),
         ));
         let secrets = Arc::new(Secrets::new(store.clone(), sealer.clone(), clock.clone()));
+        let receivers = Arc::new(ReceiverRules::new(&hooks));
+        let webhooks = Webhooks::new(
+            (store.clone(), sealer.clone(), clock.clone()),
+            Arc::clone(&receivers),
+            hooks.per_team,
+        );
+        let deliverer = Arc::new(Deliverer::new(
+            (store.clone(), rows.node().clone()),
+            (sealer.clone(), clock.clone()),
+            (Arc::clone(&records), Arc::clone(&metrics)),
+            receivers,
+            hooks,
+        ));
         let injections = Arc::new(Injections::new(store.clone(), sealer.clone(), providers));
         let signatures = Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing);
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
@@ -275,6 +292,7 @@ impl Server {
             mcp: Arc::new(McpService::new(mcp, Arc::clone(&readers))),
             readers,
             health: Arc::new(Health::new(store.clone())),
+            webhooks: Arc::new(webhooks),
         });
         let ingress = Ingress::new(Arc::clone(&node), streams.clone(), abort.clone())
             .limited(connections.into_sandboxes, connections.per_sandbox);
@@ -334,6 +352,7 @@ impl Server {
             builds,
             pool,
             records,
+            deliverer,
         };
         (server, background)
     }
@@ -380,6 +399,7 @@ impl Server {
             builds,
             pool,
             records,
+            deliverer,
             ..
         } = background;
         let (tasks, stop) = (&self.background, &self.stop);
@@ -405,6 +425,7 @@ impl Server {
         tasks.spawn(Arc::clone(&records).purge(stop.clone()));
         tasks.spawn(records.sample(node, stop.clone()));
         tasks.spawn(space::reserve(store, stop.clone()));
+        tasks.spawn(deliverer.deliver(tasks.clone(), stop.clone()));
     }
 
     /// Serves the metrics at `/metrics` of another listener, until the server is stopped.
@@ -480,6 +501,7 @@ struct Background {
     builds: Arc<Builds>,
     pool: Arc<Pool>,
     records: Arc<Records>,
+    deliverer: Arc<Deliverer>,
 }
 
 impl Background {

@@ -8,9 +8,12 @@ use std::time::Duration;
 use blobs::Blobs;
 use model::injection::provider::Providers;
 use model::limits;
+use model::network::Cidr;
 use model::resources::Resources;
 use proxy::egress::EgressSettings;
+use rustls::pki_types::CertificateDer;
 use secrecy::SecretBox;
+use store::records::DeliveryLimits;
 use tokio::runtime::Handle;
 
 use crate::clock::Clock;
@@ -69,6 +72,41 @@ pub struct ServerSettings {
     pub blobs: Option<BlobSettings>,
     /// Paused sandboxes.
     pub pause: PauseSettings,
+    /// Webhooks of teams.
+    pub webhooks: WebhookSettings,
+}
+
+/// Settings of the webhooks of teams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookSettings {
+    /// Maximum number of webhooks of a team; with 0 there are none.
+    pub per_team: u32,
+    /// Networks in which receivers may be although they are not public.
+    pub allow_private: Vec<Cidr>,
+    /// Hosts of receivers that may have any address.
+    pub allow_hosts: Vec<String>,
+    /// Networks in which no receiver may be. They take precedence over [`Self::allow_private`].
+    pub deny: Vec<Cidr>,
+    /// Whether URLs may begin with `http://`.
+    pub allow_http: bool,
+    /// Issuers of certificates of receivers that are trusted beside those of the host.
+    pub authorities: Vec<CertificateDer<'static>>,
+    /// The pause before the second attempt to send an event. The following ones are longer.
+    pub retry: Duration,
+}
+
+impl Default for WebhookSettings {
+    fn default() -> Self {
+        Self {
+            per_team: 10,
+            allow_private: Vec::new(),
+            allow_hosts: Vec::new(),
+            deny: Vec::new(),
+            allow_http: false,
+            authorities: Vec::new(),
+            retry: Duration::from_secs(10),
+        }
+    }
 }
 
 /// Settings of paused sandboxes.
@@ -136,6 +174,7 @@ impl ServerSettings {
             pool: PoolSettings::default(),
             blobs: None,
             pause: PauseSettings::default(),
+            webhooks: WebhookSettings::default(),
         }
     }
 }
@@ -411,6 +450,13 @@ pub struct RecordSettings {
     pub log_total_bytes: u64,
     /// Approximate maximum size of all samples together, in bytes. The oldest are removed first.
     pub metric_total_bytes: u64,
+    /// How long lifecycle events, attempts to send them and the usage of teams are kept, in seconds.
+    pub event_retention_s: u32,
+    /// Approximate maximum size of all lifecycle events together, in bytes. The oldest of the team with the most are removed
+    /// first, and those of a team that has more than a quarter.
+    pub event_total_bytes: u64,
+    /// How many events may wait to be sent to webhooks.
+    pub delivery_limits: DeliveryLimits,
     /// How long a sample is kept, in seconds.
     pub metric_retention_s: u32,
     /// Time between samples.
@@ -429,6 +475,9 @@ impl Default for RecordSettings {
             log_bytes: 4 << 20,
             log_total_bytes: 1 << 30,
             metric_total_bytes: 1 << 30,
+            event_retention_s: limits::DEFAULT_LOG_RETENTION_S,
+            event_total_bytes: 512 << 20,
+            delivery_limits: DeliveryLimits::default(),
             metric_retention_s: limits::DEFAULT_METRIC_RETENTION_S,
             metric_interval: Duration::from_secs(5),
             metric_first: Duration::from_secs(1),

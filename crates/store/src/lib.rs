@@ -13,7 +13,9 @@
 //!   that a client set is a secret of that client. It is stored only as ciphertext that the caller sealed, and it is
 //!   removed when the sandbox ends;
 //! - secrets of teams, their values only as ciphertext that the caller sealed;
-//! - logs and metrics of sandboxes, for some days after their end: the only record of what happened;
+//! - webhooks of teams, the secrets of which only as ciphertext that the caller sealed, what is to be sent to them, and what
+//!   became of the attempts;
+//! - logs, metrics and lifecycle events of sandboxes, and what teams used, for some days after their end: the only record of what happened;
 //! - idempotency keys: which request came first, and its response without secrets.
 //!
 //! Everything else (routes, connections, deadlines in order) lives in memory and is rebuilt from these rows.
@@ -50,6 +52,7 @@ pub mod tags;
 pub mod teams;
 pub mod templates;
 pub mod tokens;
+pub mod webhooks;
 
 use crate::db::Db;
 use crate::error::StoreError;

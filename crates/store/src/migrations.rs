@@ -25,6 +25,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0011_kept_disks.sql"),
     include_str!("migrations/0012_snapshots.sql"),
     include_str!("migrations/0013_forks.sql"),
+    include_str!("migrations/0014_events.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -1,6 +1,6 @@
-//! Records of sandboxes: logs and metrics.
+//! Records of sandboxes: logs, metrics, lifecycle events, and what teams used.
 //!
-//! Both outlive the sandbox and are removed by age. The records of many sandboxes are written in one transaction,
+//! All outlive the sandbox and are removed by age. The records of many sandboxes are written in one transaction,
 //! because a transaction holds the only writer of SQLite, and create requests wait for that writer. The caller keeps
 //! batches small for the same reason. Writing a batch again, because the result of its first commit was lost, changes
 //! nothing.
@@ -8,15 +8,19 @@
 //! Invariant: rows are read by team and sandbox together, so one team's id never opens another team's rows. The
 //! operator, who may see all of them, looks up the team of a sandbox first.
 
+mod events;
 mod logs;
 mod metrics;
 mod transaction;
+mod usage;
 
 use model::id::{SandboxId, TeamId};
 
+pub use self::events::{DeliveryLimits, EventQuery, EventSize, NewEvent};
 pub use self::logs::{LogOrder, LogQuery, LogRow, LogSize, NewLogEntry};
 pub use self::metrics::MetricChunk;
 use self::transaction::{WRITE, execute};
+pub use self::usage::{NewTeamUsage, TeamUsage};
 use crate::Store;
 use crate::error::{Failure, StoreError, classify};
 use crate::row::{Columns, FromColumns};
@@ -31,6 +35,12 @@ pub struct RecordBatch {
     /// Sandboxes that ended, with the time in microseconds since the Unix epoch, at which the retention of their logs
     /// begins.
     pub ended: Vec<(TeamId, SandboxId, i64)>,
+    /// Lifecycle events.
+    pub events: Vec<NewEvent>,
+    /// How many of these may wait to be sent.
+    pub delivery_limits: DeliveryLimits,
+    /// What teams used.
+    pub usage: Vec<NewTeamUsage>,
 }
 
 struct Owner(TeamId);
@@ -72,6 +82,10 @@ impl Store {
             .bind(sandbox.as_str())
             .bind(*at_us);
             execute(&mut tx, query).await?;
+        }
+        events::insert(&mut tx, &batch.events, batch.delivery_limits).await?;
+        for usage in &batch.usage {
+            execute(&mut tx, usage::insert(usage)?).await?;
         }
         tx.commit().await.map_err(|error| classify(&error, "record", WRITE))?;
         Ok(sizes)

@@ -64,6 +64,14 @@ const SEALED: &[SealedColumn] = &[
         drop: Some("DELETE FROM secrets WHERE id = $1 AND $2 > 0"),
     },
     SealedColumn {
+        table: "webhooks",
+        is_json: false,
+        select: "SELECT id AS row_key, secret_sealed AS sealed FROM webhooks",
+        update: "UPDATE webhooks SET secret_sealed = $2 WHERE id = $1",
+        // What waits for it is dropped when it is found to be gone.
+        drop: Some("DELETE FROM webhooks WHERE id = $1 AND $2 > 0"),
+    },
+    SealedColumn {
         table: "builds",
         is_json: false,
         select: "SELECT id AS row_key, registry_sealed AS sealed FROM builds WHERE registry_sealed IS NOT NULL",

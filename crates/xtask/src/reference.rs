@@ -17,7 +17,7 @@ use self::schema::Schemas;
 const NOT_BUILT: &str = "Not built yet: ";
 
 /// The pages by the tag of their operations.
-const PAGES: [Page; 7] = [
+const PAGES: [Page; 9] = [
     Page {
         tag: "sandboxes",
         name: "sandboxes",
@@ -32,6 +32,20 @@ const PAGES: [Page; 7] = [
         title: "Templates API",
         description: "Every operation on templates that is available, with parameters and statuses.",
         introduction: "[Templates](../templates.md) describes names, tags and builds.",
+    },
+    Page {
+        tag: "events",
+        name: "events",
+        title: "Events and webhooks API",
+        description: "Every operation on lifecycle events of sandboxes and on webhooks.",
+        introduction: "[Events](../events.md) describes what is told, how it is sent, and how a receiver verifies it.",
+    },
+    Page {
+        tag: "teams",
+        name: "teams",
+        title: "Team metrics API",
+        description: "How many sandboxes of a team ran, how many were started per second, and the peaks of both.",
+        introduction: "[Logs and metrics](../sandboxes/logs-and-metrics.md#metrics-of-a-team) describes what is counted.",
     },
     Page {
         tag: "keys",

@@ -9,13 +9,17 @@ use server::settings::RepositorySettings;
 
 use super::resolved::Config;
 use super::values::{
-    boolean, count, criu, directory, disk_reserve, domain, file, kib, limit, listen, log_format, log_level, mib,
-    networks, number, pause_answer, schemes, some,
+    boolean, count, criu, directory, disk_reserve, domain, file, host_names, kib, limit, listen, log_format, log_level,
+    mib, networks, number, pause_answer, schemes, seconds, some,
 };
 use super::{builds, egress, mcp};
 
 /// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
 const OPEN_FILES_MIN: u32 = 64;
+/// Maximum of the webhooks of a team: each of its events is sent as often.
+const WEBHOOKS_MAX: u32 = 1000;
+/// Longest pause before the second attempt to send an event, in seconds.
+const WEBHOOKS_RETRY_MAX_S: u32 = 600;
 /// The upper limit of a number that has none of its own.
 pub(super) const MAX: u32 = u32::MAX;
 
@@ -574,6 +578,53 @@ keys! {
         "metrics.retention_s", None, Integer, "86400",
         "Retention of metrics samples, in seconds. 1,000 sandboxes write 140 to 425 MB a day.",
         records.metric_retention_s = number(0, MAX),
+    },
+    EVENTS_RETENTION_S = {
+        "events.retention_s", None, Integer, "604800",
+        "Retention of lifecycle events, of the attempts to send them, and of the metrics of teams, in seconds.",
+        records.event_retention_s = number(0, MAX),
+    },
+    EVENTS_MAX_TOTAL_MB = {
+        "events.max_total_mb", None, Integer, "512",
+        "Maximum size of all lifecycle events together, in MiB, at least 1; a team has a quarter at most. The oldest of the \
+         team with the most are deleted first.",
+        records.event_total_bytes = mib(1),
+    },
+    WEBHOOKS_MAX_PER_TEAM = {
+        "webhooks.max_per_team", None, Integer, "10",
+        "Maximum number of webhooks of a team; 0 switches webhooks off.",
+        webhooks.per_team = number(0, WEBHOOKS_MAX),
+    },
+    WEBHOOKS_ALLOW_PRIVATE = {
+        "webhooks.allow_private", None, Text, "none",
+        "Comma-separated networks in which receivers of events may be although they are not public.",
+        webhooks.allow_private = egress::cidrs,
+    },
+    WEBHOOKS_ALLOW_HOSTS = {
+        "webhooks.allow_hosts", None, Text, "none",
+        "Comma-separated host names of receivers that may have any address.",
+        webhooks.allow_hosts = host_names,
+    },
+    WEBHOOKS_DENY = {
+        "webhooks.deny", None, Text, "none",
+        "Comma-separated networks in which no receiver of events may be. Takes precedence over webhooks.allow_private.",
+        webhooks.deny = egress::cidrs,
+    },
+    WEBHOOKS_ALLOW_HTTP = {
+        "webhooks.allow_http", None, Boolean, "false",
+        "Whether URLs of webhooks may begin with http://: events are sent in clear then.",
+        webhooks.allow_http = boolean,
+    },
+    WEBHOOKS_CA_FILE = {
+        "webhooks.ca_file", None, Text, "none",
+        "File with certificates of further issuers, in PEM, that receivers of events may have.",
+        webhooks_ca_file = some(file),
+    },
+    WEBHOOKS_RETRY_S = {
+        "webhooks.retry_s", None, Integer, "10",
+        "Pause before the second attempt to send an event, in seconds, 1 to 600; each of the four following ones is three \
+         times as long.",
+        webhooks.retry = seconds(1, WEBHOOKS_RETRY_MAX_S),
     },
     EGRESS_ENABLED = {
         "egress.enabled", None, Boolean, "true",

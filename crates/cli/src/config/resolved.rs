@@ -12,7 +12,7 @@ use node::NodeSettings;
 use proxy::egress::EgressSettings;
 use server::settings::{
     BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PauseSettings, PoolSettings,
-    RecordSettings, RepositorySettings, SigningSettings,
+    RecordSettings, RepositorySettings, SigningSettings, WebhookSettings,
 };
 
 use super::blobs::BlobConfig;
@@ -83,6 +83,10 @@ pub(crate) struct Config {
     pub(crate) pool: PoolSettings,
     /// Paused sandboxes.
     pub(crate) pause: PauseSettings,
+    /// Webhooks of teams, except for the issuers in the file below.
+    pub(crate) webhooks: WebhookSettings,
+    /// Issuers of certificates that are trusted of receivers of events.
+    pub(crate) webhooks_ca_file: Option<PathBuf>,
     /// Unknown environment variables with our prefix, for a warning.
     pub(crate) unknown_env: Vec<String>,
 }
@@ -121,6 +125,8 @@ impl Config {
                 images_at_shutdown_within: IMAGES_AT_SHUTDOWN_WITHIN,
                 ..PauseSettings::default()
             },
+            webhooks: WebhookSettings::default(),
+            webhooks_ca_file: None,
             unknown_env: Vec::new(),
             data_dir,
         }

@@ -64,6 +64,8 @@ fn defaults_are_what_the_table_says() {
         (config.records.log_retention_s, keys::LOGS_RETENTION_S),
         (config.records.log_entries, keys::LOGS_MAX_ENTRIES),
         (config.records.metric_retention_s, keys::METRICS_RETENTION_S),
+        (config.records.event_retention_s, keys::EVENTS_RETENTION_S),
+        (config.webhooks.per_team, keys::WEBHOOKS_MAX_PER_TEAM),
         (limits.builds, keys::LIMITS_BUILDS),
         (limits.template_cpu_count, keys::LIMITS_TEMPLATE_CPU_COUNT),
         (limits.template_memory_mb, keys::LIMITS_TEMPLATE_MEMORY_MB),
@@ -200,7 +202,9 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "pause.answer" => "frozen",
                     "pause.criu" => "/x",
                     "egress.default" => "deny",
-                    "egress.allow_private" | "egress.deny" => "10.0.0.0/8,fd00::1",
+                    "egress.allow_private" | "egress.deny" | "webhooks.allow_private" | "webhooks.deny" => {
+                        "10.0.0.0/8,fd00::1"
+                    }
                     "acme.directory" => "https://ca.test/dir",
                     "acme.contact" => "a@b.test",
                     "acme.dns_hook" => "/hook",

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use model::network::domain_name;
 use runtime::settings::CriuChoice;
 use server::settings::{Network, PauseAnswer};
 
@@ -168,6 +170,21 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
         "false" | "0" | "no" | "off" => Ok(false),
         _ => Err(format!("{text:?} is invalid: must be true or false")),
     }
+}
+
+/// Reads a number of seconds.
+pub(super) fn seconds(min: u32, max: u32) -> impl Fn(&str) -> Result<Duration, String> {
+    move |text| integer(text, min, max).map(|seconds| Duration::from_secs(u64::from(seconds)))
+}
+
+/// Names of hosts, without ports.
+pub(super) fn host_names(text: &str) -> Result<Vec<String>, String> {
+    let name = |part: &str| {
+        let part = part.trim();
+        domain_name(part)
+            .ok_or_else(|| format!("{part:?} is invalid: must be comma-separated names such as hooks.example.com"))
+    };
+    text.split(',').map(name).collect()
 }
 
 /// The words that announce a signed request.

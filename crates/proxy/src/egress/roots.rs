@@ -35,13 +35,13 @@ pub(super) fn host_certificates() -> Vec<CertificateDer<'static>> {
 }
 
 /// The issuers that the host trusts, as of the first use.
-pub(super) fn host_roots() -> &'static Arc<RootCertStore> {
+pub fn host_roots() -> &'static Arc<RootCertStore> {
     static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     ROOTS.get_or_init(|| {
         let mut roots = RootCertStore::empty();
         let (added, _) = roots.add_parsable_certificates(host_certificates());
         if added == 0 {
-            tracing::warn!("the host trusts no issuers of certificates: egress proxies with TLS need caCert");
+            tracing::warn!("the host trusts no issuers of certificates: egress proxies with TLS need caCert, and webhooks webhooks.ca_file");
         }
         Arc::new(roots)
     })

@@ -124,8 +124,11 @@ pub fn check_proxy(settings: &EgressSettings, proxy: &EgressProxy) -> Result<(),
     }
 }
 
-/// Whether an address of a domain that is allowed by name is closed nevertheless.
-pub(super) fn closed_to_all(settings: &EgressSettings, address: IpAddr) -> Option<Reason> {
+/// Why an address is closed whatever a policy allows: it is not public, or the operator closes it. None if it is open.
+///
+/// The routing table of the host is asked, so addresses of the host itself are closed too.
+#[must_use]
+pub fn closed_to_all(settings: &EgressSettings, address: IpAddr) -> Option<Reason> {
     let address = address.to_canonical();
     let is_in = |networks: &[Cidr]| networks.iter().any(|network| network.contains(address));
     let inner_is_denied = || {

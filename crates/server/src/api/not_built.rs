@@ -31,7 +31,6 @@ struct NotBuilt {
 }
 
 const VOLUMES: &str = "volumes";
-const TEAMS: &str = "teams";
 
 macro_rules! not_built {
     ($($method:ident $path:literal $id:ident $tag:ident $what:literal;)*) => {
@@ -51,8 +50,6 @@ const NOT_BUILT: &[NotBuilt] = not_built! {
     Post "/volumes" create_volume VOLUMES "creating a volume";
     Get "/volumes/{volumeID}" get_volume VOLUMES "reading a volume";
     Delete "/volumes/{volumeID}" delete_volume VOLUMES "deleting a volume";
-    Get "/teams/{teamID}/metrics" get_team_metrics TEAMS "reading the metrics of a team";
-    Get "/teams/{teamID}/metrics/max" get_team_metrics_max TEAMS "reading the peak usage of a team";
 };
 
 /// Adds their routes, each with its operation.

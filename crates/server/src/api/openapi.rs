@@ -39,6 +39,8 @@ const BEARER: &str = "Bearer";
         (name = "sandboxes", description = "Creating, finding, extending and ending sandboxes"),
         (name = "templates", description = "Templates that sandboxes are created from"),
         (name = "injection rules", description = "Saved injection rules"),
+        (name = "events", description = "What happened to sandboxes, and webhooks that are told about it"),
+        (name = "teams", description = "What teams use"),
         (name = "keys", description = "Teams, API keys and access tokens"),
         (name = "secrets", description = "Secrets that headers of requests refer to by name"),
         (name = "platform", description = "The platform itself"),

@@ -24,6 +24,7 @@ use crate::sandboxes::Sandboxes;
 use crate::sandboxes::registry::Registry;
 use crate::secrets::Secrets;
 use crate::signature::Signatures;
+use crate::webhooks::Webhooks;
 
 /// The state of the router: cloning it shares the services.
 #[derive(Debug, Clone)]
@@ -78,6 +79,7 @@ services! {
     mcp: Arc<McpService>,
     readers: Arc<Readers>,
     health: Arc<Health>,
+    webhooks: Arc<Webhooks>,
 }
 
 /// How clients reach sandboxes.

@@ -11,7 +11,7 @@ const DAY_S: i64 = 24 * HOUR_S;
 const WEEK_S: i64 = 7 * DAY_S;
 
 /// The bucket length for a range of that many seconds, in seconds. Clients draw charts of a few hundred points.
-fn step_s(range_s: i64) -> i64 {
+pub(crate) fn step_s(range_s: i64) -> i64 {
     match range_s {
         ..HOUR_S => 5,
         HOUR_S..HOURS_6_S => 30,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use model::event::EventType;
 use model::id::TemplateId;
 use model::lifecycle::Kept;
 use model::log::Level;
@@ -46,6 +47,25 @@ pub(crate) enum LifecycleEvent<'a> {
 }
 
 impl LifecycleEvent<'_> {
+    /// What clients are told about it as an event; none for what is in the log alone.
+    pub(super) fn kind(&self) -> Option<EventType> {
+        match self {
+            Self::Created(_) => Some(EventType::Created),
+            Self::TimeoutChanged(_) => Some(EventType::Updated),
+            Self::Paused(..) => Some(EventType::Paused),
+            Self::Resumed(..) => Some(EventType::Resumed),
+            Self::Snapshotted(..) => Some(EventType::Checkpointed),
+            Self::Ending(_) => Some(EventType::Killed),
+            Self::NetworkChanged
+            | Self::InjectionsChanged
+            | Self::PausedOtherwise(_)
+            | Self::NotPaused(_)
+            | Self::NotResumed(_)
+            | Self::NotReady(_)
+            | Self::Forked(_) => None,
+        }
+    }
+
     /// The event as a log entry, without any text from clients.
     pub(super) fn describe(&self) -> (Level, &'static str, BTreeMap<String, String>) {
         let (level, message, event_type) = match self {

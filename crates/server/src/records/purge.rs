@@ -17,6 +17,10 @@ const SLICE: u32 = 500;
 const KEEP_PERCENT: u64 = 90;
 /// Approximate maximum size of five minutes of samples of one sandbox in the database, in bytes.
 const CHUNK_BYTES: u64 = 1536;
+/// How many attempts to send events are kept of one webhook.
+const ATTEMPTS_KEPT: u32 = 1000;
+/// The share of a team of all events, as a divisor.
+const TEAM_SHARE: u64 = 4;
 /// Pause between batches: create requests take precedence.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -35,6 +39,9 @@ impl Records {
                 Ok(rows) => tracing::debug!(rows, "removed old logs and metrics"),
                 // Retried the next time.
                 Err(error) => tracing::warn!(error = %Chain(&error), "cannot remove old logs and metrics"),
+            }
+            if let Err(error) = self.enforce_event_bounds(&stop).await {
+                tracing::warn!(error = %Chain(&error), "cannot reduce lifecycle events to their limits");
             }
             if let Err(error) = self.enforce_bounds(&stop).await {
                 tracing::warn!(error = %Chain(&error), "cannot reduce logs and metrics to their limits");
@@ -91,6 +98,39 @@ impl Records {
         Ok(())
     }
 
+    /// Removes events, attempts to send them and the usage of teams up to a time, and returns how many.
+    async fn purge_events(&self, to_us: i64) -> Result<u64, StoreError> {
+        let events = self.store.event_purge(to_us, SLICE).await?;
+        let attempts = self.store.attempt_purge(to_us, ATTEMPTS_KEPT, SLICE).await?;
+        let usage = self.store.team_usage_purge(to_us, SLICE).await?;
+        Ok(events + attempts + usage)
+    }
+
+    /// Reduces the events of each team to its share, and all of them together to their limit: the team with the most of them
+    /// loses its oldest first, so that nobody displaces the events of others.
+    async fn enforce_event_bounds(&self, stop: &CancellationToken) -> Result<(), StoreError> {
+        let bound = self.settings.event_total_bytes;
+        let (mut of_all, mut of_team) = (bound, bound / TEAM_SHARE);
+        while !stop.is_cancelled() {
+            let sizes = self.store.event_sizes().await?;
+            let total: u64 = sizes.iter().map(|size| size.bytes).sum();
+            let Some(largest) = sizes.first() else { break };
+            if total <= of_all && largest.bytes <= of_team {
+                break;
+            }
+            if of_all == bound {
+                tracing::info!(team.id = %largest.team_id, bytes = largest.bytes, total, "too many events: removing the oldest");
+                of_all = bound.saturating_mul(KEEP_PERCENT) / 100;
+                of_team = of_all / TEAM_SHARE;
+            }
+            if self.store.event_evict(&largest.team_id, SLICE).await? == 0 {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
     /// Counts what was added to the logs, and triggers a purge when it exceeds the budget.
     pub(super) fn count_growth(&self, bytes: u64) {
         let subtract = |room: u64| Some(room.saturating_sub(bytes));
@@ -114,10 +154,11 @@ impl Records {
                 .store
                 .metric_purge(before_us(self.settings.metric_retention_s), SLICE)
                 .await?;
-            if logs + metrics == 0 {
+            let events = self.purge_events(before_us(self.settings.event_retention_s)).await?;
+            if logs + metrics + events == 0 {
                 break;
             }
-            rows += logs + metrics;
+            rows += logs + metrics + events;
             tokio::time::sleep(PAUSE).await;
         }
         Ok(rows)

@@ -11,14 +11,14 @@ use std::time::Duration;
 use model::id::{SandboxId, TeamId};
 use model::log::Level;
 use parking_lot::Mutex;
-use store::records::{LogRow, MetricChunk, NewLogEntry, RecordBatch};
+use store::records::{LogRow, MetricChunk, NewEvent, NewLogEntry, NewTeamUsage, RecordBatch};
 use tokio::sync::{Notify, watch};
 
 use crate::clock::Clock;
 
 /// Maximum number of items.
 pub(super) const ITEMS_MAX: usize = 16_384;
-/// Maximum number of entries of one log, so that a busy sandbox does not displace the entries of others.
+/// Maximum number of entries and events of one sandbox, so that a busy sandbox does not displace the entries of others.
 const ITEMS_PER_SANDBOX: usize = ITEMS_MAX / 4;
 /// Approximate maximum size, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
@@ -30,6 +30,8 @@ const SETTLE_BOUND: Duration = Duration::from_secs(1);
 pub(super) enum Item {
     Entry(NewLogEntry),
     Chunk(MetricChunk),
+    Event(NewEvent),
+    Usage(NewTeamUsage),
     /// The end of a sandbox, in microseconds since the Unix epoch.
     End(TeamId, SandboxId, i64),
 }
@@ -39,7 +41,19 @@ impl Item {
         match self {
             Self::Entry(entry) => entry.row.bytes(),
             Self::Chunk(chunk) => u64::try_from(chunk.samples.len()).unwrap_or(u64::MAX),
-            Self::End(..) => 0,
+            Self::Event(event) => event.bytes(),
+            Self::End(..) | Self::Usage(_) => 0,
+        }
+    }
+}
+
+impl Item {
+    /// The sandbox whose share of the queue the item takes.
+    fn counted_for(&self) -> Option<&SandboxId> {
+        match self {
+            Self::Entry(entry) => Some(&entry.sandbox_id),
+            Self::Event(event) => Some(&event.sandbox_id),
+            Self::Chunk(_) | Self::Usage(_) | Self::End(..) => None,
         }
     }
 }
@@ -63,12 +77,21 @@ struct Waiting {
     bytes: u64,
     /// Number of items added since the start.
     put: u64,
-    /// Number of entries dropped since the start.
+    /// Number of entries and events dropped since the start.
     lost: u64,
-    /// Number of waiting entries of each log.
+    /// Number of waiting entries and events of each sandbox.
     entries_of: HashMap<SandboxId, usize>,
     /// Number of dropped entries by log, until the log gets an entry about it.
     dropped: HashMap<(TeamId, SandboxId), u64>,
+}
+
+impl Waiting {
+    /// Whether as many items of a sandbox wait as may.
+    fn is_busy(&self, sandbox: &SandboxId) -> bool {
+        self.entries_of
+            .get(sandbox)
+            .is_some_and(|own| *own >= ITEMS_PER_SANDBOX)
+    }
 }
 
 impl WriteQueue {
@@ -94,13 +117,7 @@ impl WriteQueue {
         let mut waiting = self.waiting.lock();
         let full = waiting.items.len() >= ITEMS_MAX || waiting.bytes >= BYTES_MAX;
         match item {
-            Item::Entry(entry)
-                if full
-                    || waiting
-                        .entries_of
-                        .get(&entry.sandbox_id)
-                        .is_some_and(|own| *own >= ITEMS_PER_SANDBOX) =>
-            {
+            Item::Entry(entry) if full || waiting.is_busy(&entry.sandbox_id) => {
                 waiting.lost += 1;
                 *waiting.dropped.entry((entry.team_id, entry.sandbox_id)).or_default() += 1;
                 return;
@@ -110,9 +127,21 @@ impl WriteQueue {
                 tracing::warn!(sandbox.id = %chunk.sandbox_id, "dropped metrics: the database is too slow");
                 return;
             }
+            Item::Usage(usage) if full => {
+                drop(waiting);
+                tracing::warn!(team.id = %usage.team_id, "dropped the usage of a team: the database is too slow");
+                return;
+            }
+            Item::Event(event) if full || waiting.is_busy(&event.sandbox_id) => {
+                waiting.lost += 1;
+                drop(waiting);
+                let kind = event.kind.as_str();
+                tracing::warn!(sandbox.id = %event.sandbox_id, kind, "dropped a lifecycle event: there are too many");
+                return;
+            }
             item => {
-                if let Item::Entry(entry) = &item {
-                    *waiting.entries_of.entry(entry.sandbox_id.clone()).or_default() += 1;
+                if let Some(sandbox) = item.counted_for() {
+                    *waiting.entries_of.entry(sandbox.clone()).or_default() += 1;
                 }
                 waiting.bytes += item.bytes();
                 waiting.items.push_back(item);
@@ -135,16 +164,18 @@ impl WriteQueue {
         let mut batch = RecordBatch::default();
         for item in waiting.items.drain(..count).collect::<Vec<_>>() {
             waiting.bytes -= item.bytes();
-            match item {
-                Item::Entry(entry) => {
-                    if let Some(own) = waiting.entries_of.get_mut(&entry.sandbox_id) {
-                        *own -= 1;
-                        if *own == 0 {
-                            waiting.entries_of.remove(&entry.sandbox_id);
-                        }
-                    }
-                    batch.entries.push(entry);
+            if let Some(sandbox) = item.counted_for()
+                && let Some(own) = waiting.entries_of.get_mut(sandbox)
+            {
+                *own -= 1;
+                if *own == 0 {
+                    waiting.entries_of.remove(sandbox);
                 }
+            }
+            match item {
+                Item::Entry(entry) => batch.entries.push(entry),
+                Item::Event(event) => batch.events.push(event),
+                Item::Usage(usage) => batch.usage.push(usage),
                 Item::Chunk(chunk) => batch.chunks.push(chunk),
                 Item::End(team, id, at_us) => batch.ended.push((team, id, at_us)),
             }

@@ -36,6 +36,7 @@ impl Records {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
+            self.write_usage(false);
             let full = last_full.is_none_or(|last| last.elapsed() >= due);
             let early = cheap && self.has_unsampled_sandbox();
             if !(full || early) {

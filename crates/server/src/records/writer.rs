@@ -39,6 +39,7 @@ impl Records {
             }
             self.write_waiting(&stop).await;
         }
+        self.write_usage(true);
         for chunk in self.cut_tails() {
             self.queue.put(super::Item::Chunk(chunk));
         }
@@ -47,11 +48,15 @@ impl Records {
 
     async fn write_waiting(&self, stop: &CancellationToken) {
         loop {
-            let (batch, count) = self.queue.take(BATCH, self.clock.now_us());
+            let (mut batch, count) = self.queue.take(BATCH, self.clock.now_us());
+            batch.delivery_limits = self.settings.delivery_limits;
             if count == 0 && batch.entries.is_empty() {
                 return;
             }
             let sizes = write_batch(&self.store, &batch, stop).await;
+            if !batch.events.is_empty() {
+                self.events_written.notify_one();
+            }
             self.queue.mark_done(count);
             self.count_growth(batch.entries.iter().map(|entry| entry.row.bytes()).sum());
             for size in sizes {
@@ -85,7 +90,7 @@ async fn write_batch(store: &Store, batch: &RecordBatch, stop: &CancellationToke
             Ok(sizes) => return sizes,
             Err(error @ (StoreError::Unavailable { .. } | StoreError::Full { .. })) if !stop.is_cancelled() => {
                 if !warned {
-                    tracing::warn!(error = %Chain(&error), "database unavailable: logs and metrics are delayed");
+                    tracing::warn!(error = %Chain(&error), "database unavailable: logs, metrics and events are delayed");
                     warned = true;
                 }
                 tokio::select! {
@@ -97,8 +102,9 @@ async fn write_batch(store: &Store, batch: &RecordBatch, stop: &CancellationToke
                 tracing::error!(
                     entries = batch.entries.len(),
                     chunks = batch.chunks.len(),
+                    events = batch.events.len(),
                     error = %Chain(&error),
-                    "cannot write logs and metrics: the batch is dropped"
+                    "cannot write logs, metrics and events: the batch is dropped"
                 );
                 return Vec::new();
             }

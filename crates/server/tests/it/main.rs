@@ -15,6 +15,7 @@ mod connections;
 mod create;
 mod drain;
 mod errors;
+mod events;
 mod fork;
 mod frozen;
 mod hostile;
@@ -45,10 +46,12 @@ mod signed;
 mod single;
 mod snapshots;
 mod tags;
+mod team_metrics;
 mod templates;
 mod tls;
 mod traffic;
 mod uploads;
+mod webhooks;
 
 /// Connects the server to its node in the same process. The suite `remote` connects them through encoded streams.
 fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {

@@ -70,6 +70,17 @@ async fn thing(platform: &TestPlatform, parameter: &str) -> String {
             reply.json["secretID"].as_str().expect("an id").to_owned()
         }
         "tag" => "default".to_owned(),
+        "webhookID" => {
+            let body = json!({
+                "name": "n",
+                "url": "https://example.com/hook",
+                "events": ["sandbox.lifecycle.checkpointed"],
+                "signatureSecret": "s",
+            });
+            let reply = platform.call("POST", "/events/webhooks", &body.to_string()).await;
+            reply.json["id"].as_str().expect("an id").to_owned()
+        }
+        "metric" => "concurrent_sandboxes".to_owned(),
         // None exist yet.
         "volumeID" => nothing(parameter),
         // Of the template, and of the address to which files are uploaded: see `good`.
@@ -87,10 +98,11 @@ fn unique() -> String {
 fn nothing(parameter: &str) -> String {
     match parameter {
         "sandboxID" | "sandbox_ids" => "inobody".to_owned(),
-        "apiKeyID" | "accessTokenID" | "teamID" | "buildID" | "ruleID" | "volumeID" | "secretID" => {
+        "apiKeyID" | "accessTokenID" | "teamID" | "buildID" | "ruleID" | "volumeID" | "secretID" | "webhookID" => {
             "ffffffff-ffff-4fff-bfff-ffffffffffff".to_owned()
         }
         "hash" => "0".repeat(64),
+        "metric" => "sandbox_start_rate".to_owned(),
         "templateID" | "snapshotID" | "alias" | "tag" => "nothing0000000000000".to_owned(),
         _ => panic!("say here what the parameter {parameter} can be"),
     }
@@ -120,6 +132,9 @@ fn least_body(document: &Document, schema: &Value) -> Map<String, Value> {
                 // Some names are unique.
                 "name" | "alias" => json!(unique()),
                 "value" => json!("v"),
+                "url" => json!("https://example.com/hook"),
+                "events" => json!(["sandbox.lifecycle.checkpointed"]),
+                "signatureSecret" => json!("s"),
                 "injection" => json!({"type": "http", "base_url": "a.b"}),
                 "injections" => json!([]),
                 "authorization_token" => json!("a token"),

@@ -20,7 +20,7 @@ use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
 use server::seal::Sealer;
 use server::server::Server;
-use server::settings::{Limits, PoolSettings, ServerSettings, TeamLimits};
+use server::settings::{Limits, PoolSettings, ServerSettings, TeamLimits, WebhookSettings};
 use server::tls::Tls;
 use store::Store;
 use store::builds::{BuildRow, BuildStatus};
@@ -215,6 +215,11 @@ fn settings(clock: &TestClock) -> ServerSettings {
             teams: BTreeMap::new(),
         },
         clock: Clock::new(move || clock.now_us()),
+        webhooks: WebhookSettings {
+            // Tests create many.
+            per_team: 100_000,
+            ..WebhookSettings::default()
+        },
         // Tests of the pool switch it on.
         pool: PoolSettings {
             per_template: 0,
@@ -293,7 +298,7 @@ impl TestPlatform {
     pub(crate) async fn start_beside(&self, n: u8) -> Self {
         let directory = TempDir::new().expect("a directory");
         let (store, clock) = (self.store.clone(), self.clock.clone());
-        Self::over(directory, store, FakeNode::new(), clock, None, |_| {}, n).await
+        Self::over(directory, store, FakeNode::new(), clock, None, self.adjust, n).await
     }
 
     /// The rows of this platform's node.

@@ -13,6 +13,7 @@ mod access;
 mod builds;
 mod concurrency;
 mod database;
+mod events;
 mod idempotency;
 mod injection_rules;
 mod left;
@@ -52,6 +53,10 @@ const CASES: &[(&str, Case)] = cases![
     access::nul_characters_are_refused_on_both_engines,
     secrets::insert_find_change_and_delete,
     secrets::pages_cover_the_list,
+    events::event_queries_apply_every_filter,
+    events::webhooks_are_of_their_team,
+    events::deliveries_are_claimed_once_and_bounded,
+    events::usage_of_several_nodes_is_added_up,
     snapshots::names_builds_and_lists,
     tokens::insert_find_list_and_delete,
     tokens::the_latest_use_is_recorded,

@@ -122,7 +122,7 @@ pub(crate) async fn teams_read_only_their_own_records(db: Database) {
     let batch = RecordBatch {
         entries: vec![entry(1, 1, 1), entry(2, 1, 2)],
         chunks: vec![chunk(1, 0), chunk(2, 0)],
-        ended: vec![],
+        ..RecordBatch::default()
     };
     store.records_write(&batch).await.unwrap();
     for (team, entries) in [(1, vec![1]), (2, vec![2]), (3, vec![])] {
@@ -148,6 +148,7 @@ pub(crate) async fn a_batch_written_twice_is_stored_once(db: Database) {
             samples: "s".to_owned(),
         }],
         ended: vec![(team_id(1), sandbox_id(1), 50)],
+        ..RecordBatch::default()
     };
     store.records_write(&batch).await.unwrap();
     store.records_write(&batch).await.unwrap();

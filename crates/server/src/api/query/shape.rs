@@ -127,6 +127,28 @@ impl Parameter for PageLimit {
     }
 }
 
+/// `true` or `false`.
+pub(crate) struct Flag;
+
+impl Parameter for Flag {
+    type Value = bool;
+
+    fn take(query: &Query, name: &str) -> Result<Option<bool>, ApiError> {
+        match query.single(name)? {
+            None => Ok(None),
+            Some("true") => Ok(Some(true)),
+            Some("false") => Ok(Some(false)),
+            Some(_) => Err(ApiError::schema(format_args!(
+                "parameter \"{name}\": value must be true or false"
+            ))),
+        }
+    }
+
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new().schema_type(Type::Boolean).into()
+    }
+}
+
 /// A time, in microseconds since the Unix epoch.
 pub(crate) struct Time;
 

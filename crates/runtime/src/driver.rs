@@ -488,6 +488,15 @@ pub trait Sandbox: Debug + Send + Sync {
         Err(Unsupported("cannot be stopped where they are").into())
     }
 
+    /// Keeps the kernel from unmounting the file systems of the sandbox while its last process exits: [`Sandbox::ended`] then
+    /// signals before that. They are unmounted when the descriptor is closed, which takes milliseconds, and with the platform.
+    ///
+    /// # Errors
+    /// When the sandbox has ended, and with [`Unsupported`] where there is nothing to hold.
+    fn hold_mounts(&self) -> io::Result<OwnedFd> {
+        Err(Unsupported("have no file systems that are unmounted with them").into())
+    }
+
     /// Kills every process of the sandbox, frozen or not, and does not wait: [`Sandbox::ended`] signals the end. That takes
     /// milliseconds, or never happens where the kernel blocks one of the processes.
     fn kill(&self);

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
@@ -302,6 +303,15 @@ impl Sandbox for Running {
     fn wake(&self) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         self.subject(&driver).wake_agent(None)
+    }
+
+    fn hold_mounts(&self) -> io::Result<OwnedFd> {
+        let mounts = rustix::fs::open(
+            format!("/proc/{}/ns/mnt", self.pid),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        self.still_runs(mounts?)
     }
 
     fn kill(&self) {

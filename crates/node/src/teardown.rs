@@ -13,13 +13,12 @@
 //!   never end.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use runtime::driver::Sandbox;
+use runtime::driver::{HeldMounts, Sandbox};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 /// Ended sandboxes whose file systems may be held at a time.
@@ -63,7 +62,7 @@ pub(crate) struct Teardown {
 pub(crate) struct Held {
     of: Arc<Teardowns>,
     bytes: u64,
-    mounts: Option<OwnedFd>,
+    mounts: Option<HeldMounts>,
 }
 
 impl Teardowns {
@@ -93,11 +92,10 @@ impl Teardowns {
     /// Holds the file systems of a sandbox that is about to be killed; none when enough is held, or it cannot be measured.
     /// Takes tens of microseconds.
     pub(crate) fn hold(self: &Arc<Self>, sandbox: &dyn Sandbox) -> Option<Held> {
-        // More than is left once its processes are gone, so the bound holds.
-        let usage = sandbox.usage().ok()?;
-        let memory = usage.memory_used_bytes.saturating_add(usage.memory_cache_bytes);
-        let mut held = self.reserve(memory.saturating_add(usage.disk_used_bytes))?;
-        held.mounts = Some(sandbox.hold_mounts().ok()?);
+        // What there is of it now is more than is left once its processes are gone, so the bound holds.
+        let mounts = sandbox.hold_mounts().ok()?;
+        let mut held = self.reserve(mounts.bytes)?;
+        held.mounts = Some(mounts);
         Some(held)
     }
 

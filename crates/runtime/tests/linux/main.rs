@@ -320,6 +320,8 @@ fn has_held_file_systems(container: &ContainerDriver) {
     let image = data_dir_of(container).join(format!("disks/{}.img", disk_of(&id)));
     let image = image.to_string_lossy();
     let held = started.sandbox.hold_mounts().unwrap();
+    // The agent, and an empty file system.
+    assert!(held.bytes > 100 << 10 && held.bytes < 64 << 20, "{held:?}");
     end(&started.sandbox);
     // Nothing of it runs, and its groups are empty, but its disk is in use.
     assert!(started.sandbox.hold_mounts().is_err());

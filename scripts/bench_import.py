@@ -190,7 +190,7 @@ def ours(binary: str, directory: Path) -> tuple[float, int, int]:
     data = directory / "data"
     config = directory / "config.toml"
     config.write_text(
-        f'[builds]\ninsecure_registries = "{REGISTRY}:5000"\n[egress]\nallow_private = "{REGISTRY}"\n[sandbox]\ndisk_mb = 4096\n'
+        f'[builds]\ninsecure_registries = "{REGISTRY}:5000"\n[egress]\nallow_private = "{REGISTRY}"\n[sandbox]\ndisk_mb = 4096\n[pool]\nbase = 0\n'
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -23,12 +23,12 @@ def settled() -> HostState:
 
 
 @contextmanager
-def beside(session: Platform, directory: Path, config: str | None = None) -> Iterator[Platform]:
+def beside(session: Platform, directory: Path, config: str | None = None, ready: bool = False) -> Iterator[Platform]:
     """A platform on a data directory of its own, whose credentials are in the environment meanwhile. Nothing of it may be
     left afterwards, whether or not it still runs then.
     """
     before = settled()
-    server = Platform(directory / "data", config=config)
+    server = Platform(directory / "data", config=config, ready=ready)
     try:
         server.start()
         server.use()

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -46,10 +47,22 @@ def _configure(values: dict[str, str]) -> None:
     os.environ.update(values)
 
 
+def _says_how_many(config: str | None) -> bool:
+    """Whether a configuration says how many sandboxes of `base` are kept ready."""
+    try:
+        return "base" in tomllib.loads(config or "").get("pool", {})
+    except tomllib.TOMLDecodeError:
+        # One that the platform has to refuse.
+        return False
+
+
 class Platform:
     """One data directory and the process that serves it, if any."""
 
-    def __init__(self, data_dir: Path, config: str | None = None) -> None:
+    def __init__(self, data_dir: Path, config: str | None = None, ready: bool = False) -> None:
+        """With `ready`, sandboxes are kept ready as they are by default. Otherwise, and unless `config` says how many, none of
+        `base` are: suites count sandboxes, processes, groups and memory of the host.
+        """
         self.binary = binary()
         self.data_dir = data_dir
         hoststate.own(data_dir)
@@ -57,6 +70,7 @@ class Platform:
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.used_before: dict[str, str] | None = None
+        self.keeps_ready = ready or _says_how_many(config)
         self.config_path: Path | None = None
         if config is not None:
             self.config_path = data_dir.parent / f"{data_dir.name}.toml"
@@ -67,11 +81,16 @@ class Platform:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """Ours without anything that would configure the platform or the SDK from outside, and without a CRIU that the host may
-        have, unless the configuration names one: what a pause keeps depends on it."""
+        """Ours without anything that would configure the platform or the SDK from outside. Nothing is kept ready unless a test
+        is about that, and a CRIU that the host may have is not used unless the configuration names one: what a pause keeps
+        depends on it."""
         own = {k: v for k, v in os.environ.items() if not k.startswith(("RINGFENCE_", "E2B_"))}
+        if not self.keeps_ready:
+            own["RINGFENCE_POOL_BASE"] = "0"
         config = self.config_path.read_text() if self.config_path and self.config_path.exists() else ""
-        return own if NAMES_CRIU.search(config) else own | {"RINGFENCE_PAUSE_CRIU": "off"}
+        if not NAMES_CRIU.search(config):
+            own["RINGFENCE_PAUSE_CRIU"] = "off"
+        return own
 
     def start(self) -> float:
         """Starts the platform and returns the seconds until it was ready."""

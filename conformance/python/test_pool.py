@@ -16,6 +16,7 @@ from e2b import Sandbox, Template
 
 from harness.beside import beside
 from harness.platform import Platform
+from harness.ports import free_port
 from harness.traffic import get, until
 
 CONFIG = "[sandbox]\ndisk_mb = 768\n\n[pool]\nbase = 3\n"
@@ -67,6 +68,31 @@ def test_a_request_gets_a_sandbox_with_its_own_settings(pooling: Platform) -> No
     assert clean.get_info().metadata == {}
     for each in (box, clean):
         assert each.kill()
+
+
+def test_by_default_some_are_ready_and_nobody_notices(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """They are in no list, no count and no quota, and the next request gets one."""
+    memory_kib = int(next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal")).split()[1])
+    wanted = 4 if memory_kib >= 3 << 20 else 0
+    metrics = f"127.0.0.1:{free_port()}"
+    config = f'metrics_listen = "{metrics}"\n[sandbox]\ndisk_mb = 768\n[limits]\nsandboxes = 1\n'
+    with beside(platform, tmp_path_factory.mktemp("default"), config, ready=True) as server:
+        if wanted:
+            until(lambda: len(pooled(server)) == wanted, "sandboxes are ready")
+        headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+        with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
+            assert api.get("/v2/sandboxes").json() == []
+        counts = [line for line in httpx.get(f"http://{metrics}/metrics").text.splitlines() if line.startswith("ringfence_sandboxes{")]
+        assert counts and all(line.endswith(" 0") for line in counts), counts
+        made, stages = create(server)
+        assert ("claim;" in stages) == bool(wanted), stages
+        assert Sandbox.connect(made["sandboxID"]).commands.run("echo $E2B_SANDBOX_ID").stdout.strip() == made["sandboxID"]
+        if wanted:
+            until(lambda: len(pooled(server)) == wanted, "the next one is ready")
+        # One sandbox is all that the team may have, and has.
+        refused = httpx.post(f"{server.url}/sandboxes", headers=headers, json={"templateID": "base"}, timeout=30)
+        assert refused.status_code == 429, refused.text
+        assert len(pooled(server)) == wanted
 
 
 def test_requests_at_the_same_time_get_one_each(pooling: Platform) -> None:

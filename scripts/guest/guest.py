@@ -34,6 +34,7 @@ LIMITS = {
     "RINGFENCE_SANDBOX_CPU_COUNT": str(CPUS),
     "RINGFENCE_SANDBOX_PIDS": str(PIDS),
     "RINGFENCE_SANDBOX_DISK_MB": str(DISK_MB),
+    "RINGFENCE_POOL_BASE": "0",
     "RINGFENCE_PAUSE_CRIU": Path("/opt/guest/criu.path").read_text().strip(),
 }
 # Emulation makes everything 20 to 50 times slower; nothing here is waited for this long unless it hangs.

@@ -3,6 +3,7 @@
 //! The benchmark is an ordinary client of the HTTP API and independent of the platform's internals. It finds the
 //! platform in the credentials file of a data directory, or in the variables that the SDKs read.
 
+mod cpuid;
 mod memory;
 mod report;
 mod run;
@@ -24,6 +25,9 @@ use crate::credentials;
 use crate::output::{self, Format};
 use crate::signals::Signals;
 
+/// Clients of the measurement of many at once.
+const AT_ONCE: usize = 16;
+
 /// One thing to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum What {
@@ -35,6 +39,16 @@ pub(crate) enum What {
     Delete,
     /// Sandboxes created and deleted per second
     Sustained,
+    /// As sustained, with 16 clients at once
+    Concurrent,
+    /// Creates every 0.3 s, for which sandboxes can be kept ready
+    Ready,
+    /// From the pause request of an idle sandbox to the response 204
+    Pause,
+    /// From the connect request of an idle, paused sandbox to the response 201
+    Connect,
+    /// From the fork request of an idle sandbox to the response 201, if the host can fork
+    Fork,
     /// Available memory lost per idle sandbox
     IdleMemory,
 }
@@ -53,19 +67,19 @@ pub(crate) struct BenchArgs {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "create,first-output,delete,sustained,idle-memory"
+        default_value = "create,first-output,delete,sustained,concurrent,ready,pause,connect,fork,idle-memory"
     )]
     what: Vec<What>,
     /// Template of the created sandboxes
     #[arg(long, default_value = "base")]
     template: String,
-    /// Number of concurrent clients [default: 1 for times, 2 per core for sustained and idle-memory]
+    /// Number of concurrent clients [default: 1 for times, 2 per core for sustained and idle-memory; fork and ready always have 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     concurrency: Option<u16>,
     /// Number of sandboxes per measurement; for idle-memory, all of them run at the same time
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
-    /// Duration of the sustained measurement, in seconds
+    /// Duration of the measurements sustained and concurrent, in seconds each
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     duration: u32,
     /// Output format
@@ -148,6 +162,8 @@ async fn all(args: &BenchArgs, bench: &Bench, conditions: Conditions) -> Result<
         requests: Vec::new(),
         create_stages: Vec::new(),
         sustained: None,
+        concurrent: None,
+        notes: Vec::new(),
         idle_memory: None,
         errors: 0,
         error_samples: Vec::new(),
@@ -164,9 +180,32 @@ async fn all(args: &BenchArgs, bench: &Bench, conditions: Conditions) -> Result<
     }
     if wants(What::Sustained) && !bench.cancelled.is_cancelled() {
         let duration = Duration::from_secs(args.duration.into());
-        let (sustained, measures) = bench.sustained(duration, parallel).await;
+        let (sustained, measures) = bench.sustained("sustained", duration, parallel).await;
         report.sustained = Some(sustained);
         report.requests.extend(measures);
+    }
+    if wants(What::Concurrent) && !bench.cancelled.is_cancelled() {
+        let duration = Duration::from_secs(args.duration.into());
+        let (concurrent, measures) = bench.sustained("16 at once", duration, AT_ONCE).await;
+        report.concurrent = Some(concurrent);
+        report.requests.extend(measures);
+    }
+    if wants(What::Ready) && !bench.cancelled.is_cancelled() {
+        report.requests.push(bench.ready(count).await);
+    }
+    if (wants(What::Pause) || wants(What::Connect)) && !bench.cancelled.is_cancelled() {
+        let concurrency = args.concurrency.map_or(1, usize::from);
+        let [pause, connect] = bench.pauses(count, concurrency).await;
+        report.requests.extend(wants(What::Pause).then_some(pause));
+        report.requests.extend(wants(What::Connect).then_some(connect));
+    }
+    if wants(What::Fork) && !bench.cancelled.is_cancelled() {
+        match bench.forks(count).await {
+            Some(forks) => report.requests.push(forks),
+            None => report
+                .notes
+                .push("fork: this platform cannot fork sandboxes (501)".to_owned()),
+        }
     }
     if wants(What::IdleMemory) && !bench.cancelled.is_cancelled() {
         report.idle_memory = Some(bench.idle_memory(count, parallel).await?);
@@ -183,6 +222,7 @@ fn conditions(args: &BenchArgs, url: String, same_machine: bool) -> Result<Condi
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         memory_mb: memory::total_kb()? / 1024,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        cpuid_us: cpuid::cost_us(),
         same_machine,
     })
 }

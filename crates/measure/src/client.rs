@@ -28,6 +28,9 @@ use crate::process::{Command, ProcessEvent, ProcessEvents};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Lifetime of the sandboxes, in seconds: sandboxes that remain after this client was killed expire.
 const SANDBOX_TIMEOUT_S: u32 = 900;
+/// The stage of a create request that got a sandbox which was kept ready.
+const CLAIM: &str = "claim";
+
 /// The address and credentials of the platform under measurement.
 #[derive(Debug, Clone)]
 pub struct Target {
@@ -117,6 +120,12 @@ impl fmt::Debug for Sandbox {
     }
 }
 
+/// What became of one sandbox of a fork.
+#[derive(Deserialize)]
+struct Forked {
+    sandbox: Option<Sandbox>,
+}
+
 /// The response to a create request.
 #[derive(Debug)]
 pub struct Created {
@@ -126,6 +135,14 @@ pub struct Created {
     pub took: Duration,
     /// Durations of the stages as reported by the platform.
     pub stages: Vec<(String, Duration)>,
+}
+
+impl Created {
+    /// Whether the sandbox was one that the platform had kept ready.
+    #[must_use]
+    pub fn was_ready(&self) -> bool {
+        self.stages.iter().any(|(name, _)| name == CLAIM)
+    }
 }
 
 /// A response of the REST API.
@@ -236,6 +253,54 @@ impl Client {
         let (status, _, body) = self.exchange(request).await.context("delete")?;
         expect(status, StatusCode::NO_CONTENT, &body).context("delete")?;
         Ok(begun.elapsed())
+    }
+
+    /// Pauses a sandbox and returns the duration.
+    ///
+    /// # Errors
+    /// When the response is not 204, or none is received.
+    pub async fn pause(&mut self, id: &str) -> Result<Duration> {
+        let request = self.api(Method::POST, &format!("/sandboxes/{id}/pause"), Bytes::new())?;
+        self.connect().await?;
+        let begun = Instant::now();
+        let (status, _, body) = self.exchange(request).await.context("pause")?;
+        expect(status, StatusCode::NO_CONTENT, &body).context("pause")?;
+        Ok(begun.elapsed())
+    }
+
+    /// Connects to a sandbox that is paused, so that it runs again, and returns the duration.
+    ///
+    /// # Errors
+    /// When the response is not 201, or none is received.
+    pub async fn resume(&mut self, id: &str) -> Result<Duration> {
+        let body = json!({"timeout": SANDBOX_TIMEOUT_S}).to_string();
+        let request = self.api(Method::POST, &format!("/sandboxes/{id}/connect"), Bytes::from(body))?;
+        self.connect().await?;
+        let begun = Instant::now();
+        let (status, _, body) = self.exchange(request).await.context("connect")?;
+        expect(status, StatusCode::CREATED, &body).context("connect")?;
+        Ok(begun.elapsed())
+    }
+
+    /// Forks a sandbox into one more, and returns that one and the duration; none if the host cannot fork sandboxes.
+    ///
+    /// # Errors
+    /// When the response is neither 201 nor 501, none is received, or it says that the new sandbox does not run.
+    pub async fn fork(&mut self, id: &str) -> Result<Option<(Sandbox, Duration)>> {
+        let body = json!({"timeout": SANDBOX_TIMEOUT_S, "count": 1}).to_string();
+        let request = self.api(Method::POST, &format!("/sandboxes/{id}/fork"), Bytes::from(body))?;
+        self.connect().await?;
+        let begun = Instant::now();
+        let (status, _, body) = self.exchange(request).await.context("fork")?;
+        let took = begun.elapsed();
+        if status == StatusCode::NOT_IMPLEMENTED {
+            return Ok(None);
+        }
+        expect(status, StatusCode::CREATED, &body).context("fork")?;
+        let made: Vec<Forked> = serde_json::from_slice(&body).context("read the response to the fork request")?;
+        let sandbox = made.into_iter().find_map(|forked| forked.sandbox);
+        let sandbox = sandbox.ok_or_else(|| unexpected(status, StatusCode::CREATED, &body).context("fork"))?;
+        Ok(Some((sandbox, took)))
     }
 
     /// Ids of the sandboxes of this run, at most a page of them.

@@ -32,6 +32,7 @@ mod shared;
 mod socket_memory;
 mod start;
 mod supervisor;
+mod teardown;
 mod work;
 
 use std::collections::HashMap;
@@ -69,6 +70,7 @@ use crate::pause::kept::KeptSandboxes;
 use crate::restores::Restores;
 use crate::shared::Shared;
 use crate::start::Begin;
+use crate::teardown::Teardowns;
 use crate::work::{blocking, failed};
 
 /// How many processes a sandbox may create per second by default.
@@ -162,6 +164,7 @@ impl Node {
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
             restores: Restores::new(capabilities.concurrent_restores),
             respawns: Semaphore::new(supervisor::RESPAWNS),
+            teardowns: Teardowns::new(),
             commits: Semaphore::new(commit::COMMITS),
             paging: Semaphore::new(1),
             copying: Semaphore::new(commit::COPYING),
@@ -307,6 +310,7 @@ impl Node {
     }
 
     async fn measure_host(&self) -> Result<HostCapacity, NodeError> {
+        self.shared.teardowns.settled_for_capacity().await;
         let driver = Arc::clone(&self.shared.driver);
         let free = blocking(move || driver.capacity())
             .await
@@ -427,6 +431,8 @@ impl NodeApi for Node {
 
     fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {
         Box::pin(async move {
+            // A disk of a sandbox that was just ended still refers to it.
+            self.shared.teardowns.settled().await;
             let (driver, layer) = (Arc::clone(&self.shared.driver), id.clone());
             let removed = blocking(move || driver.storage().remove_layer(&layer))
                 .await

@@ -73,6 +73,8 @@ pub(crate) async fn adopt_all(
     tasks: &TaskTracker,
     wanted: Vec<Wanted>,
 ) -> Result<Vec<Adopted>, NodeError> {
+    // Of this platform: what they hold must not be taken for something that is left.
+    shared.teardowns.settled().await;
     let driver = Arc::clone(&shared.driver);
     let read = blocking(move || std::io::Result::Ok((driver.find()?, driver.storage().kept()?)));
     let (found, noted) = read.await.map_err(failed)?.map_err(failed)?;
@@ -225,7 +227,7 @@ async fn end_all(shared: &Arc<Shared>, tasks: &TaskTracker, sandboxes: Vec<Found
                     supervisor::end(&id, &sandbox).await;
                 }
                 let removed = (after == AfterEnd::Clean).then(|| disk.clone());
-                supervisor::clean(&shared, &id, removed).await;
+                supervisor::clean(&shared, &id, (removed, None)).await;
                 if after == AfterEnd::KeepDisk {
                     pause::save(&shared, id, disk).await;
                 }

@@ -21,6 +21,7 @@ use crate::journal::Journal;
 use crate::memory_locks::MemoryLocks;
 use crate::pause::kept::KeptSandboxes;
 use crate::restores::Restores;
+use crate::teardown::Teardowns;
 
 /// What the node and the tasks of its sandboxes share.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     /// One turn for each restore that the driver can run in parallel, beside those.
     pub(crate) restores: Restores,
     pub(crate) respawns: Semaphore,
+    /// What is left of ended sandboxes.
+    pub(crate) teardowns: Arc<Teardowns>,
     pub(crate) commits: Semaphore,
     /// Held while the memory of a sandbox is moved to swap.
     pub(crate) paging: Semaphore,

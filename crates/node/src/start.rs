@@ -15,7 +15,7 @@ use model::resources::Resources;
 use protocol::agent::Init;
 use protocol::node::{Failure, Image, NodeError, Stage, StartedSandbox};
 use proxy::egress::authority_certificate;
-use runtime::driver::{Sandbox, StartDisk, StartError, StartRequest};
+use runtime::driver::{Driver, Sandbox, StartDisk, StartError, StartRequest, Started};
 use runtime::rootfs::Rootfs;
 use runtime::storage::Storage;
 use tokio_util::task::TaskTracker;
@@ -92,9 +92,15 @@ pub(crate) async fn start(
         true => None,
         false => Some(shared.starts.acquire().await.map_err(failed)?),
     };
-    let started = blocking(move || driver.start(&start_request)).await;
+    let start_request = Arc::new(start_request);
+    let mut started = start_by(&driver, &start_request).await;
+    if matches!(started, Err(StartError::Full)) {
+        // Ended sandboxes have their slots until they are taken down.
+        shared.teardowns.settled().await;
+        started = start_by(&driver, &start_request).await;
+    }
     drop((permit, begin.restore));
-    let started = match started.unwrap_or_else(|panicked| Err(StartError::Failed(panicked))) {
+    let started = match started {
         Ok(started) => started,
         Err(StartError::Full) => return Err(NodeError::Capacity(StartError::Full.to_string())),
         Err(error @ StartError::Exists(_)) => return Err(failed(error)),
@@ -173,6 +179,12 @@ pub(crate) async fn start(
     }
 }
 
+async fn start_by(driver: &Arc<dyn Driver>, request: &Arc<StartRequest>) -> Result<Started, StartError> {
+    let (driver, request) = (Arc::clone(driver), Arc::clone(request));
+    let started = blocking(move || driver.start(&request)).await;
+    started.unwrap_or_else(|panicked| Err(StartError::Failed(panicked)))
+}
+
 /// Removes what a failed start left, and waits for that for some time.
 async fn clean_failed_start(
     shared: &Arc<Shared>,
@@ -181,7 +193,7 @@ async fn clean_failed_start(
     timeout: Duration,
 ) {
     let shared = Arc::clone(shared);
-    let cleaning = tasks.spawn(async move { clean(&shared, &id, disk).await });
+    let cleaning = tasks.spawn(async move { clean(&shared, &id, (disk, None)).await });
     let _ = tokio::time::timeout(timeout, cleaning).await;
 }
 

@@ -17,6 +17,7 @@ use crate::events;
 use crate::handle::SandboxHandle;
 use crate::pause::kept::remove_disk;
 use crate::shared::Shared;
+use crate::teardown::Held;
 use crate::work::blocking;
 
 /// Minimum time between two attempts to connect to an agent or to replace a spawner: a sandbox whose root keeps killing
@@ -51,7 +52,11 @@ pub(crate) async fn supervise(
         () = follow_events(&shared, &handle, control) => true,
         () = stop.cancelled() => return,
     };
+    let teardown = shared.teardowns.begin();
     handle.begin_end();
+    // Who keeps the disk waits until it is free, and where the agent has died nothing can be held any more.
+    let is_held = !died && handle.disk_to_remove().is_some();
+    let held = is_held.then(|| shared.teardowns.hold(&**handle.sandbox())).flatten();
     if died {
         shared.journal.end(NodeEvent::Ending(handle.id().clone()));
     }
@@ -74,8 +79,9 @@ pub(crate) async fn supervise(
     let disk = handle.disk_to_remove().cloned();
     let cleaned = handle.cleaning();
     drop(handle);
-    clean(&shared, &id, disk).await;
+    clean(&shared, &id, (disk, held)).await;
     cleaned.send_replace(true);
+    drop(teardown);
 }
 
 /// Kills a sandbox and waits until none of its processes is left, or until [`KILL_TIMEOUT`] shows that they are blocked
@@ -90,21 +96,26 @@ pub(crate) async fn end(id: &SandboxId, sandbox: &Arc<dyn Sandbox>) {
     }
 }
 
-/// Removes what an ended sandbox left, and its disk if one is given. The kernel releases some of it only some time after the last
-/// process exited. Where it does not, this retries until the platform stops, and its slot is not reused.
-pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, mut disk: Option<DiskId>) {
+/// Removes what an ended sandbox left: first what is held of it, then its disk if one is given. The kernel releases some of it
+/// only some time after the last process exited. Where it does not, this retries until the platform stops, and its slot is not reused.
+pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, (mut disk, mut held): (Option<DiskId>, Option<Held>)) {
     let since = Instant::now();
     let mut reported = false;
     let mut pause = CLEAN_PAUSE;
     loop {
-        let (driver, id_to_clean, disk) = (Arc::clone(&shared.driver), id.clone(), disk.take());
+        let (driver, id_to_clean, disk, held) = (Arc::clone(&shared.driver), id.clone(), disk.take(), held.take());
         let clean = move || {
+            // Before its disk and its slot are given back.
+            drop(held);
             if let Some(Err(error)) = disk.map(|disk| remove_disk(driver.storage(), &id_to_clean, &disk)) {
                 tracing::warn!(sandbox.id = %id_to_clean, "remove the disk of an ended sandbox: {error}");
             }
             driver.clean(&id_to_clean)
         };
-        if blocking(clean).await.unwrap_or(false) {
+        let turn = shared.teardowns.turn().await;
+        let is_clean = blocking(clean).await.unwrap_or(false);
+        drop(turn);
+        if is_clean {
             if reported {
                 tracing::info!(sandbox.id = %id, "cleaned up after an ended sandbox");
             }

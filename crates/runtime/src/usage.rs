@@ -69,6 +69,15 @@ pub(crate) struct Meter {
     shared_field: &'static str,
 }
 
+/// Memory that a sandbox is charged for, in bytes: one file is opened for it.
+///
+/// # Errors
+/// As those of [`Meter::open`].
+pub(crate) fn charged(tree: &Tree, name: &Name) -> io::Result<u64> {
+    let meters = tree.meters(name).ok_or(io::ErrorKind::Unsupported)?;
+    number(&std::fs::read_to_string(&meters.memory_charged)?)
+}
+
 impl Meter {
     /// The meter of the sandbox of this name.
     pub(crate) fn open(tree: &Tree, name: &Name) -> io::Result<Self> {

@@ -23,6 +23,9 @@ pub(crate) struct Conditions {
     pub(crate) memory_mb: u64,
     /// Kernel of the client's machine.
     pub(crate) kernel: String,
+    /// Time of one CPUID instruction there, in microseconds, if it has it. In a virtual machine each is a trap to the
+    /// hypervisor, and every program that is executed has some.
+    pub(crate) cpuid_us: Option<f64>,
     /// Whether the platform runs on the client's machine and shares its cores.
     pub(crate) same_machine: bool,
 }
@@ -83,6 +86,10 @@ pub(crate) struct Report {
     pub(crate) create_stages: Vec<Measure>,
     /// The sustained rate.
     pub(crate) sustained: Option<Sustained>,
+    /// The rate of create and delete with many clients.
+    pub(crate) concurrent: Option<Sustained>,
+    /// What was not measured, and why.
+    pub(crate) notes: Vec<String>,
     /// The memory.
     pub(crate) idle_memory: Option<IdleMemory>,
     /// Requests that failed, all together.
@@ -102,8 +109,9 @@ impl Report {
         } else {
             "platform on another machine"
         };
+        let cpuid = c.cpuid_us.map(|us| format!(", CPUID {us:.2} µs")).unwrap_or_default();
         let mut text = format!(
-            "ringfence {} at {}, template {}, {}\n{} cpus, {} MiB, kernel {}; {place}\n\n",
+            "ringfence {} at {}, template {}, {}\n{} cpus, {} MiB, kernel {}{cpuid}; {place}\n\n",
             c.ringfence, c.url, c.template, c.started_at, c.cpus, c.memory_mb, c.kernel
         );
         if !self.requests.is_empty() {
@@ -113,10 +121,11 @@ impl Report {
             text.push('\n');
             text.push_str(&table("create stage", &self.create_stages));
         }
-        if let Some(s) = &self.sustained {
+        for (named, s) in [("sustained", &self.sustained), ("16 at once", &self.concurrent)] {
+            let Some(s) = s else { continue };
             let _ = writeln!(
                 text,
-                "\nsustained create + delete: {:.1} per second ({} in {:.1} s, concurrency {}, errors {})",
+                "\n{named} create + delete: {:.1} per second ({} in {:.1} s, concurrency {}, errors {})",
                 s.per_second, s.completed, s.seconds, s.concurrency, s.errors
             );
         }
@@ -133,6 +142,9 @@ impl Report {
                 m.sandboxes,
                 m.errors
             );
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "\n{note}");
         }
         if self.errors > 0 {
             let _ = writeln!(text, "\n{} requests failed; first errors:", self.errors);
@@ -184,6 +196,7 @@ mod tests {
                 cpus: 2,
                 memory_mb: 1024,
                 kernel: "6.1".to_owned(),
+                cpuid_us: Some(8.25),
                 same_machine: true,
             },
             requests: vec![
@@ -208,6 +221,14 @@ mod tests {
                 per_second: 150.0,
                 errors: 0,
             }),
+            concurrent: Some(Sustained {
+                concurrency: 16,
+                seconds: 2.0,
+                completed: 250,
+                per_second: 125.0,
+                errors: 0,
+            }),
+            notes: vec!["fork: not here".to_owned()],
             idle_memory: Some(IdleMemory {
                 sandboxes: 2,
                 before_kb: 4096,
@@ -222,7 +243,9 @@ mod tests {
         let text = report.text();
         for part in [
             "2 cpus",
-            "kernel 6.1",
+            "kernel 6.1, CPUID 8.25 µs",
+            "16 at once create + delete: 125.0 per second",
+            "fork: not here",
             "1.50",
             "150.0 per second",
             "2.00 MiB per sandbox",

@@ -13,6 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use measure::client::{Client, Created, Sandbox, Target};
 use measure::stats::Distribution;
 use parking_lot::Mutex;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::memory;
@@ -22,6 +23,10 @@ use super::report::{IdleMemory, Measure, Sustained};
 const ERROR_SAMPLES: usize = 5;
 /// Clients that clean up. Deleting is never measured there.
 const CLEANERS: usize = 8;
+/// Time between two creates of [`Bench::ready`].
+const READY_EVERY: Duration = Duration::from_millis(300);
+/// Name of the measurement of forks.
+const FORK: &str = "fork to 201, one child";
 /// Consecutive failures after which a client gives up.
 const FAILURES_MAX: usize = 10;
 
@@ -39,6 +44,8 @@ pub(crate) struct Bench {
 #[derive(Default)]
 struct Gathered {
     create: Kind,
+    /// Those that got a sandbox which was kept ready. What failed counts among the others.
+    create_ready: Kind,
     first_output: Kind,
     delete: Kind,
     stages: BTreeMap<String, Vec<Duration>>,
@@ -72,6 +79,7 @@ impl Kind {
 impl Gathered {
     fn add(&mut self, other: Self) {
         self.create.add(other.create);
+        self.create_ready.add(other.create_ready);
         self.first_output.add(other.first_output);
         self.delete.add(other.delete);
         for name in other.stage_order {
@@ -131,11 +139,17 @@ impl Bench {
 
     async fn create(&self, client: &mut Client, into: &mut Gathered) -> Option<(Sandbox, Duration)> {
         match client.create().await {
-            Ok(Created { sandbox, took, stages }) => {
+            Ok(created) => {
+                let was_ready = created.was_ready();
+                let Created { sandbox, took, stages } = created;
                 self.live.lock().insert(sandbox.id.clone());
-                into.create.times.push(took);
-                for (name, took) in stages {
-                    into.stage(name, took);
+                if was_ready {
+                    into.create_ready.times.push(took);
+                } else {
+                    into.create.times.push(took);
+                    for (name, took) in stages {
+                        into.stage(name, took);
+                    }
                 }
                 Some((sandbox, took))
             }
@@ -221,7 +235,12 @@ impl Bench {
                 let times = gathered.stages.get(name).cloned().unwrap_or_default();
                 stages.push(Kind { times, errors: 0 }.measure(name, concurrency));
             }
-            requests.push(gathered.create.measure("create to 201", concurrency));
+            requests.extend(creates(
+                gathered.create,
+                gathered.create_ready,
+                "create to 201",
+                concurrency,
+            ));
         }
         if timed.first_output {
             requests.push(gathered.first_output.measure("create to first output", concurrency));
@@ -233,7 +252,12 @@ impl Bench {
     }
 
     /// Create and delete for a while.
-    pub(crate) async fn sustained(&self, duration: Duration, concurrency: usize) -> (Sustained, Vec<Measure>) {
+    pub(crate) async fn sustained(
+        &self,
+        named: &str,
+        duration: Duration,
+        concurrency: usize,
+    ) -> (Sustained, Vec<Measure>) {
         let begun = Instant::now();
         let gathered = self
             .clients(concurrency, async |mut client, mut gathered| {
@@ -257,11 +281,121 @@ impl Bench {
             per_second: gathered.completed as f64 / seconds,
             errors: gathered.errors(),
         };
-        let measures = vec![
-            gathered.create.measure("create, sustained", concurrency),
-            gathered.delete.measure("delete, sustained", concurrency),
-        ];
+        let mut measures = creates(
+            gathered.create,
+            gathered.create_ready,
+            &format!("create, {named}"),
+            concurrency,
+        );
+        measures.push(gathered.delete.measure(&format!("delete, {named}"), concurrency));
         (sustained, measures)
+    }
+
+    /// One client that creates a sandbox every [`READY_EVERY`] and deletes it: time enough for another one to be ready.
+    pub(crate) async fn ready(&self, count: usize) -> Measure {
+        let mut gathered = Gathered::default();
+        let mut client = Client::new(self.platform.clone());
+        let mut ticks = tokio::time::interval(READY_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut failures = 0;
+        for _ in 0..count {
+            ticks.tick().await;
+            if self.cancelled.is_cancelled() || failures >= FAILURES_MAX {
+                break;
+            }
+            let good = self.life(&mut client, false, &mut gathered).await;
+            failures = if good { 0 } else { failures + 1 };
+        }
+        let (hits, errors) = (gathered.create_ready.times.len(), gathered.errors());
+        let mut all = gathered.create;
+        all.add(gathered.create_ready);
+        all.errors = errors;
+        let seconds = READY_EVERY.as_secs_f64();
+        let what = format!("create every {seconds} s ({hits} of {} kept ready)", all.times.len());
+        all.measure(&what, 1)
+    }
+
+    /// `count` lives in which an idle sandbox is paused, as the platform does that by default, and connected to.
+    pub(crate) async fn pauses(&self, count: usize, concurrency: usize) -> [Measure; 2] {
+        let (pause, resume) = (Mutex::new(Kind::default()), Mutex::new(Kind::default()));
+        let left = AtomicUsize::new(count);
+        let (left, kinds) = (&left, (&pause, &resume));
+        self.clients(concurrency.min(count), async |mut client, mut gathered| {
+            let mut failures = 0;
+            while !self.cancelled.is_cancelled() && failures < FAILURES_MAX && take_one(left) {
+                let good = self.pause_once(&mut client, kinds, &mut gathered).await;
+                failures = if good { 0 } else { failures + 1 };
+            }
+            gathered
+        })
+        .await;
+        [
+            pause.into_inner().measure("pause to 204", concurrency),
+            resume.into_inner().measure("connect to 201, paused", concurrency),
+        ]
+    }
+
+    async fn pause_once(
+        &self,
+        client: &mut Client,
+        (pause, resume): (&Mutex<Kind>, &Mutex<Kind>),
+        into: &mut Gathered,
+    ) -> bool {
+        let Some((sandbox, _)) = self.create(client, into).await else {
+            pause.lock().errors += 1;
+            return false;
+        };
+        let paused = client.pause(&sandbox.id).await;
+        let mut good = self.note(paused, pause);
+        if good {
+            let resumed = client.resume(&sandbox.id).await;
+            good = self.note(resumed, resume);
+        }
+        self.delete(client, &sandbox.id, into).await && good
+    }
+
+    /// `count` forks of one idle sandbox, one after the other, each of which is deleted; none if the host cannot fork.
+    pub(crate) async fn forks(&self, count: usize) -> Option<Measure> {
+        let fork = Mutex::new(Kind::default());
+        let mut gathered = Gathered::default();
+        let mut client = Client::new(self.platform.clone());
+        let Some((parent, _)) = self.create(&mut client, &mut gathered).await else {
+            fork.lock().errors += 1;
+            return Some(fork.into_inner().measure(FORK, 1));
+        };
+        let (mut failures, mut is_missing) = (0, false);
+        for _ in 0..count {
+            if self.cancelled.is_cancelled() || failures >= FAILURES_MAX {
+                break;
+            }
+            let good = match client.fork(&parent.id).await {
+                Ok(None) => {
+                    is_missing = true;
+                    break;
+                }
+                Ok(Some((child, took))) => {
+                    self.live.lock().insert(child.id.clone());
+                    self.note(Ok(took), &fork) && self.delete(&mut client, &child.id, &mut gathered).await
+                }
+                Err(error) => self.note(Err(error), &fork),
+            };
+            failures = if good { 0 } else { failures + 1 };
+        }
+        self.delete(&mut client, &parent.id, &mut gathered).await;
+        (!is_missing).then(|| fork.into_inner().measure(FORK, 1))
+    }
+
+    /// Adds a time, or a failure. Returns whether it is a time.
+    fn note(&self, outcome: Result<Duration>, kind: &Mutex<Kind>) -> bool {
+        match outcome {
+            Ok(took) => kind.lock().times.push(took),
+            Err(error) => {
+                kind.lock().errors += 1;
+                self.failed(&error);
+                return false;
+            }
+        }
+        true
     }
 
     /// Available memory before and with `count` sandboxes that do nothing.
@@ -287,7 +421,7 @@ impl Bench {
             })
             .await;
         let after_kb = memory::settled_kb(&self.cancelled).await?;
-        let sandboxes = gathered.create.times.len();
+        let sandboxes = gathered.create.times.len() + gathered.create_ready.times.len();
         self.clean_up().await;
         Ok(IdleMemory {
             sandboxes,
@@ -334,6 +468,19 @@ impl Bench {
     pub(crate) fn left_over(&self) -> usize {
         self.live.lock().len()
     }
+}
+
+/// The times of creates: those that got a sandbox which was kept ready have a row of their own, if there were any.
+fn creates(create: Kind, ready: Kind, what: &str, concurrency: usize) -> Vec<Measure> {
+    let mut measures = Vec::new();
+    let is_only_ready = create.times.is_empty() && create.errors == 0 && !ready.times.is_empty();
+    if !is_only_ready {
+        measures.push(create.measure(what, concurrency));
+    }
+    if !ready.times.is_empty() {
+        measures.push(ready.measure(&format!("{what}, kept ready"), concurrency));
+    }
+    measures
 }
 
 /// Takes one from a shared count, unless none is left.

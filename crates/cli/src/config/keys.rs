@@ -457,7 +457,7 @@ keys! {
         pause.at_shutdown = boolean,
     },
     POOL_BASE = {
-        "pool.base", None, Integer, "0",
+        "pool.base", None, Integer, "4, or 0 on a host with less than 3 GiB of memory",
         "How many sandboxes of `base` are started in advance and kept ready.",
         pool.base = number(0, MAX),
     },

@@ -24,6 +24,27 @@ use crate::tls::Https;
 /// How long processes are written to disk when the platform is stopped. It has 75 s in all, of which files alone need the rest.
 const IMAGES_AT_SHUTDOWN_WITHIN: Duration = Duration::from_secs(45);
 
+/// Sandboxes of `base` that are kept ready unless the operator says how many, and the memory that a host must have for it,
+/// in bytes. They take 2 MiB each, which is little, but on a small host nothing is taken without being asked for.
+const POOL_BASE: u32 = 4;
+const POOL_HOST_BYTES: u64 = 3 << 30;
+
+/// How many sandboxes of `base` are kept ready by default on a host with this much memory.
+fn pool_base(host_bytes: u64) -> u32 {
+    match host_bytes >= POOL_HOST_BYTES {
+        true => POOL_BASE,
+        false => 0,
+    }
+}
+
+/// The memory that the kernel of the host manages, in bytes.
+fn memory_of_host() -> u64 {
+    let info = rustix::system::sysinfo();
+    // Both are of the word size of the machine.
+    let (units, unit) = (u64::try_from(info.totalram), u64::from(info.mem_unit));
+    units.unwrap_or(u64::MAX).saturating_mul(unit)
+}
+
 /// The configuration, validated.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
@@ -120,7 +141,10 @@ impl Config {
             builds: BuildSettings::default(),
             registry_ca_files: BTreeMap::new(),
             blobs: None,
-            pool: PoolSettings::default(),
+            pool: PoolSettings {
+                base: pool_base(memory_of_host()),
+                ..PoolSettings::default()
+            },
             pause: PauseSettings {
                 images_at_shutdown_within: IMAGES_AT_SHUTDOWN_WITHIN,
                 ..PauseSettings::default()
@@ -142,5 +166,32 @@ impl Config {
         self.domain
             .clone()
             .unwrap_or_else(|| format!("sandbox.localhost:{port}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_sandboxes_are_kept_ready_where_there_is_memory_for_it() {
+        let wanted = [
+            (1 << 30, 0),
+            (POOL_HOST_BYTES - 1, 0),
+            (3 << 30, 4),
+            (64 << 30, 4),
+            (u64::MAX, 4),
+        ];
+        for (host_bytes, base) in wanted {
+            assert_eq!(pool_base(host_bytes), base, "{host_bytes}");
+        }
+    }
+
+    #[test]
+    fn the_memory_of_the_host_is_that_of_the_kernel() {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let line = text.lines().find(|line| line.starts_with("MemTotal:")).unwrap();
+        let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert_eq!(memory_of_host(), kib << 10);
     }
 }

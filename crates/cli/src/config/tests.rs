@@ -69,7 +69,6 @@ fn defaults_are_what_the_table_says() {
         (limits.builds, keys::LIMITS_BUILDS),
         (limits.template_cpu_count, keys::LIMITS_TEMPLATE_CPU_COUNT),
         (limits.template_memory_mb, keys::LIMITS_TEMPLATE_MEMORY_MB),
-        (config.pool.base, keys::POOL_BASE),
         (config.pool.per_template, keys::POOL_PER_TEMPLATE),
         (config.pool.total, keys::POOL_TOTAL),
         (config.pool.memory_mb, keys::POOL_MEMORY_MB),

@@ -57,6 +57,8 @@ impl TestDir {
     fn ringfence(&self, arguments: &[&str]) -> Command {
         let mut command = command(Path::new(env!("CARGO_BIN_EXE_ringfence")));
         command.args(arguments).arg("--data-dir").arg(self.data_dir());
+        // Tests count what there is of sandboxes on the host.
+        command.env("RINGFENCE_POOL_BASE", "0");
         if let Some(url) = &self.database_url {
             command.env("RINGFENCE_DATABASE_URL", url);
         }

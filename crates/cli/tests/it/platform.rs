@@ -158,7 +158,7 @@ fn from_the_first_start_to_down() {
     place.run(&["key", "revoke", id]).expect(0);
     assert_eq!(get(&address, "/v2/sandboxes", second.trim()), 401);
 
-    let what = "create,first-output,delete,sustained";
+    let what = "create,first-output,delete,sustained,concurrent,ready,pause,connect,fork";
     let bench = place.run(&[
         "bench",
         "--count",
@@ -174,6 +174,23 @@ fn from_the_first_start_to_down() {
     assert_eq!(report["errors"], 0, "{report}");
     assert_eq!(report["requests"][1]["n"], 3, "{report}");
     assert!(report["sustained"]["completed"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["concurrent"]["completed"].as_u64().unwrap() > 0, "{report}");
+    let of = |what: &str| {
+        let requests = report["requests"].as_array().unwrap();
+        let found = requests
+            .iter()
+            .find(|request| request["what"].as_str().unwrap().starts_with(what));
+        found.unwrap_or_else(|| panic!("{what}: {report}"))["n"].as_u64()
+    };
+    for what in [
+        "create every 0.3 s (0 of 3 kept ready)",
+        "pause to 204",
+        "connect to 201",
+    ] {
+        assert_eq!(of(what), Some(3), "{report}");
+    }
+    // Without CRIU.
+    assert!(report["notes"][0].as_str().unwrap().starts_with("fork:"), "{report}");
 
     // No secret is in the log.
     for secret in [&key, second.trim(), &credential(&place, "RINGFENCE_SECRET_KEY")] {

@@ -14,6 +14,7 @@ mod memory;
 mod mounts;
 mod pause;
 mod snapshots;
+mod teardown;
 
 use std::fs;
 use std::path::Path;
@@ -127,6 +128,11 @@ fn run_all() -> Vec<bool> {
             "sandboxes become layers, and share them",
             dir,
             layers::sandboxes_become_layers(dir),
+        ),
+        passed(
+            "what is left of ended sandboxes is gone before a node is",
+            dir,
+            teardown::is_over_before_the_node_is(dir),
         ),
         passed("twenty steps are merged", dir, layers::many_steps(dir)),
         passed("images need nothing of base", dir, layers::images_without_base(dir)),
@@ -271,6 +277,15 @@ async fn run(node: &Node, id: &SandboxId, script: &str) -> String {
     String::from_utf8_lossy(&body).into_owned()
 }
 
+/// Waits for what happens after an answer, with a deadline.
+async fn until(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 fn signal(pid: i32, signal: Signal) {
     rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
@@ -295,7 +310,6 @@ async fn logs_and_measures_a_sandbox(data_dir: &Path) {
     assert_eq!(host.node.samples().await.unwrap(), []);
 }
 
-/// A sandbox whose desired state is paused is not adopted, and its disk is kept as long as the state says so.
 /// Number of sandbox disks in the data directory.
 fn disks(data_dir: &Path) -> usize {
     let entries = fs::read_dir(data_dir.join("disks")).unwrap();

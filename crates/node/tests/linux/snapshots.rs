@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::layers::{above_base, passes, start};
 use super::pause::{counting, goes_on, processes};
-use super::{Host, disks, open, running, wanted};
+use super::{Host, disks, open, running, until, wanted};
 
 /// Writes two files in turn, so that the first has the number of the second or the next one at every moment, and a third
 /// that is always complete: a line, and the same line again. Each name is given to a whole file.
@@ -43,8 +43,8 @@ async fn write(host: &Host) {
     assert!(answer.contains("exit status 0"), "{answer}");
 }
 
-/// Images in the data directory, those of launchers excepted, and names of the records of disks.
-fn attached(data_dir: &Path) -> usize {
+/// Images in the data directory that are in use, those of launchers excepted.
+pub(super) fn attached(data_dir: &Path) -> usize {
     let devices = fs::read_dir("/sys/block").unwrap().flatten();
     let of_us = devices.filter(|device| {
         let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
@@ -84,6 +84,8 @@ pub(super) async fn copies_a_disk_in_use(data_dir: &Path) {
         .await;
         passes(&host.node, &child, CHECK).await;
         host.node.kill(&child).await.unwrap();
+        // Its disk is given back after that.
+        until(|| attached(data_dir) == 1 && disks(data_dir) == 1).await;
         layers.push(committed.layer.layer);
     }
     // A copy that is committed after its sandbox has ended is as good as any.

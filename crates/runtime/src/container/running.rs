@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::AddressFamily;
 use rustix::process::Signal;
 
@@ -15,7 +16,7 @@ use super::state::ContainerDriver;
 use crate::cancel::{Cancel, Raced};
 use crate::cgroup::Freezer;
 use crate::checkpoint::save::Subject;
-use crate::driver::{DialFuture, Objects, Sandbox, WriteError};
+use crate::driver::{DialFuture, HeldMounts, Objects, Sandbox, WriteError};
 use crate::egress::EgressSockets;
 use crate::growth::{self, Disk};
 use crate::netns::SocketMaker;
@@ -25,8 +26,8 @@ use crate::process_counter::ProcessesOf;
 use crate::slot::Name;
 use crate::sockets::{NETLINK_SOCKETS_MAX, Uncharged};
 use crate::stored::{CommitError, CopyRequest, Fork};
-use crate::usage::{Meter, Usage};
-use crate::{dial, kept, open_files, sockets, spawners};
+use crate::usage::{self, Meter, Usage};
+use crate::{dial, disk, kept, open_files, sockets, spawners};
 
 /// A sandbox of this driver.
 #[derive(Debug)]
@@ -302,6 +303,22 @@ impl Sandbox for Running {
     fn wake(&self) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         self.subject(&driver).wake_agent(None)
+    }
+
+    fn hold_mounts(&self) -> io::Result<HeldMounts> {
+        let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
+        // The memory of its processes is free before that, so this is more than is held.
+        let memory_bytes = usage::charged(&driver.tree, &self.name)?;
+        let disk_bytes = disk::held_bytes(&driver.storage.image(&self.name.disk))?;
+        let mounts = rustix::fs::open(
+            format!("/proc/{}/ns/mnt", self.pid),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        self.still_runs(HeldMounts {
+            bytes: memory_bytes.saturating_add(disk_bytes),
+            mounts: mounts?,
+        })
     }
 
     fn kill(&self) {

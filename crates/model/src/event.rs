@@ -7,15 +7,15 @@ use std::fmt;
 pub enum EventType {
     /// The sandbox runs for the first time, whether from a template, a snapshot or as a fork.
     Created,
-    /// Its end was set to another time.
+    /// The end of the sandbox was set to another time.
     Updated,
-    /// It was paused.
+    /// The sandbox was paused.
     Paused,
-    /// It runs again after a pause.
+    /// The sandbox runs again after a pause.
     Resumed,
-    /// A snapshot of it was made.
+    /// A snapshot of the sandbox was made.
     Checkpointed,
-    /// It ends or has ended, for whatever reason.
+    /// The sandbox ends or has ended, for whatever reason.
     Killed,
 }
 

@@ -204,9 +204,9 @@ impl PoolEnd {
 pub(crate) enum AttemptOutcome {
     /// The receiver answered with 2xx.
     Received,
-    /// It did not, and the event is sent again.
+    /// The event was not received, and is sent again.
     Failed,
-    /// It did not, and the event is given up.
+    /// The event was not received, and is given up.
     GivenUp,
 }
 

@@ -14,7 +14,7 @@ use crate::clock::SECOND_US;
 
 /// Length of what is counted together, in seconds.
 pub(crate) const MINUTE_S: i64 = 60;
-/// The same, in microseconds.
+/// Length of what is counted together, in microseconds.
 pub(super) const MINUTE_US: i64 = MINUTE_S * SECOND_US;
 
 /// What all teams use at present.

@@ -45,7 +45,7 @@ fn publish_for(root: &Path, given: &[u8], owner: Option<&User>) -> io::Result<()
     let root = rustix::fs::open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let owner = owner.map(|user| (Uid::from_raw(user.uid), Gid::from_raw(user.gid)));
     let (directory, name) = files::parent(&root, SANDBOX_FILE, true)?;
-    let written = files::replace_for(&directory, name, given, (Mode::RUSR, owner));
+    let written = files::replace_for(&directory, name, given, Mode::RUSR, owner);
     if written.is_err() && files::read(&root, SANDBOX_FILE).is_ok_and(|(before, _)| before != given) {
         let _ = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
     }

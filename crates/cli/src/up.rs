@@ -119,9 +119,10 @@ async fn serve(
         addresses,
     } = started;
     let file = dir.path().join(credentials::FILE);
-    output::text(&match std::io::stdout().is_terminal() {
-        true => welcome(&addresses.api_url, &file),
-        false => ready(&addresses.api_url, &file),
+    output::text(&if std::io::stdout().is_terminal() {
+        welcome(&addresses.api_url, &file)
+    } else {
+        ready(&addresses.api_url, &file)
     })?;
 
     // A program beside this one, which ends with it.

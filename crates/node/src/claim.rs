@@ -59,9 +59,10 @@ pub(crate) async fn claim(
             }
         }
         let mut control = connect_control(handle).await?;
-        let version = match handle.trusts(&egress) {
-            true => control.init(&init).await?,
-            false => control.init(&*init_of(shared, &init, &egress)?).await?,
+        let version = if handle.trusts(&egress) {
+            control.init(&init).await?
+        } else {
+            control.init(&*init_of(shared, &init, &egress)?).await?
         };
         io::Result::Ok(version)
     };

@@ -28,7 +28,7 @@ pub(crate) async fn commit(
 ) -> Result<Committed, NodeError> {
     match handle.end_and_keep_disk().await.cloned() {
         Some(disk) => {
-            let committed = store(&shared, (&disk, false), merge).await;
+            let committed = store(&shared, &disk, false, merge).await;
             memory::forget(&shared, disk, None).await;
             committed
         }
@@ -37,11 +37,7 @@ pub(crate) async fn commit(
 }
 
 /// Stores what is on a disk that no sandbox has any more. The disk is left.
-async fn store(
-    shared: &Arc<Shared>,
-    (disk, has_processes): (&DiskId, bool),
-    merge: bool,
-) -> Result<Committed, NodeError> {
+async fn store(shared: &Arc<Shared>, disk: &DiskId, has_processes: bool, merge: bool) -> Result<Committed, NodeError> {
     let permit = shared.commits.acquire().await.map_err(failed)?;
     let request = CommitRequest {
         disk: disk.clone(),
@@ -158,12 +154,13 @@ async fn image_of(shared: &Shared, disk: DiskId) -> Result<Image, NodeError> {
 /// Stores what a copied disk has as a layer, and keeps the copy as the memory of a build or removes it.
 pub(crate) async fn commit_copy(
     shared: Arc<Shared>,
-    (disk, build): (DiskId, Option<BuildId>),
+    disk: DiskId,
+    build: Option<BuildId>,
     merge: bool,
 ) -> Result<CommittedCopy, NodeError> {
     let found = shared.copies.lock().get(&disk).cloned();
     let copy = found.ok_or_else(|| NodeError::failed(format!("there is no copy {disk} of a disk")))?;
-    let committed = store(&shared, (&disk, copy.is_some()), merge).await;
+    let committed = store(&shared, &disk, copy.is_some(), merge).await;
     let memory_bytes = match (&committed, build, copy) {
         (Ok(_), Some(build), Some(copy)) => memory::keep(&shared, copy, &build).await,
         (_, _, copy) => {

@@ -48,7 +48,8 @@ pub(crate) async fn fork(
     shared: Arc<Shared>,
     tasks: TaskTracker,
     stop: CancellationToken,
-    (handle, request): (Arc<SandboxHandle>, ForkSandbox),
+    handle: Arc<SandboxHandle>,
+    request: ForkSandbox,
 ) -> Result<Vec<Result<StartedSandbox, NodeError>>, NodeError> {
     if !shared.driver.capabilities().images {
         let why = "the host cannot copy the processes of sandboxes: it has no CRIU, or only too old a version of it";

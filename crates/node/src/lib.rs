@@ -183,9 +183,10 @@ impl Node {
                 .unwrap_or_default(),
             egress: egress.filter(|_| capabilities.egress),
         });
-        let guard = match capabilities.disk_limits {
-            true => Some(Guard::start(Arc::clone(&shared), u64::from(disk_floor_mb) << 20)?),
-            false => None,
+        let guard = if capabilities.disk_limits {
+            Some(Guard::start(Arc::clone(&shared), u64::from(disk_floor_mb) << 20)?)
+        } else {
+            None
         };
         if capabilities.uncharged_memory {
             socket_memory::watch(&shared)?;
@@ -260,7 +261,7 @@ impl Node {
         // A task of its own, so that a caller that is dropped does not leave a half-started sandbox.
         let start = self.tasks.spawn(async move {
             if let Some(build) = &request.memory
-                && let Some(started) = memory::start(&shared, &tasks, &stop, (&request, build)).await?
+                && let Some(started) = memory::start(&shared, &tasks, &stop, &request, build).await?
             {
                 return Ok(started);
             }
@@ -385,7 +386,7 @@ impl NodeApi for Node {
             let handle = handle.ok_or_else(|| NodeError::NotFound(request.id.clone()))?;
             let (shared, tasks, stop) = (Arc::clone(&self.shared), self.tasks.clone(), self.stop.clone());
             // A task of its own: a caller that is dropped leaves nothing half forked.
-            let forking = fork::fork(shared, tasks, stop, (handle, request));
+            let forking = fork::fork(shared, tasks, stop, handle, request);
             self.tasks.spawn(forking).await.map_err(failed)?
         })
     }
@@ -405,7 +406,7 @@ impl NodeApi for Node {
         memory: Option<&'a BuildId>,
     ) -> NodeFuture<'a, Result<CommittedCopy, NodeError>> {
         Box::pin(async move {
-            let committing = commit::commit_copy(Arc::clone(&self.shared), (disk.clone(), memory.cloned()), merge);
+            let committing = commit::commit_copy(Arc::clone(&self.shared), disk.clone(), memory.cloned(), merge);
             self.tasks.spawn(committing).await.map_err(failed)?
         })
     }

@@ -134,9 +134,10 @@ pub(crate) async fn start(
     shared: &Arc<Shared>,
     tasks: &TaskTracker,
     stop: &CancellationToken,
-    (request, build): (&StartSandbox, &BuildId),
+    request: &StartSandbox,
+    build: &BuildId,
 ) -> Result<Option<StartedSandbox>, NodeError> {
-    let why = match restore(shared, tasks, stop, (request, build)).await {
+    let why = match restore(shared, tasks, stop, request, build).await {
         Ok(started) => {
             shared.memories.forget_failures(build);
             return Ok(Some(started));
@@ -163,7 +164,8 @@ async fn restore(
     shared: &Arc<Shared>,
     tasks: &TaskTracker,
     stop: &CancellationToken,
-    (request, build): (&StartSandbox, &BuildId),
+    request: &StartSandbox,
+    build: &BuildId,
 ) -> Result<StartedSandbox, NotStarted> {
     let check = || match shared.memories.pause_of(build, Instant::now()) {
         Some(why) => Err(NotStarted::TooEarly(why)),

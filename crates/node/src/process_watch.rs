@@ -99,9 +99,10 @@ impl Rates {
             }
         }
         let host = self.host * (CROWD / (processes / self.cores).max(1.0)).min(1.0);
-        match rate > host && number > 0.0 {
-            true => (host / number).max(self.sandbox * MANY),
-            false => self.sandbox,
+        if rate > host && number > 0.0 {
+            (host / number).max(self.sandbox * MANY)
+        } else {
+            self.sandbox
         }
     }
 
@@ -212,7 +213,8 @@ impl Watch {
             let worked = || handle.sandbox().work_time().unwrap_or_default();
             match account.judge(
                 &reading,
-                (self.rates.sandbox, self.rates.of(&reading, share)),
+                self.rates.sandbox,
+                self.rates.of(&reading, share),
                 now,
                 worked,
             ) {
@@ -322,10 +324,7 @@ impl Reading {
 
     /// Part of its rate that it should have when it is limited.
     fn target(&self) -> f64 {
-        match self.crowd() > CROWD {
-            true => TARGET_OF_CROWD,
-            false => TARGET,
-        }
+        if self.crowd() > CROWD { TARGET_OF_CROWD } else { TARGET }
     }
 }
 
@@ -369,7 +368,8 @@ impl Account {
     fn judge(
         &mut self,
         reading: &Reading,
-        (own, allowed): (f64, f64),
+        own: f64,
+        allowed: f64,
         now: Instant,
         worked: impl FnOnce() -> Duration,
     ) -> Option<Verdict> {
@@ -457,9 +457,10 @@ fn whole(milli_cores: f64) -> u32 {
 
 /// Least processor time where what is created takes `cost_s` seconds each.
 fn least_milli_cores(cost_s: f64) -> u32 {
-    match cost_s < COST_OF_THREADS_S {
-        true => MILLI_CORES_MIN_OF_THREADS,
-        false => MILLI_CORES_MIN,
+    if cost_s < COST_OF_THREADS_S {
+        MILLI_CORES_MIN_OF_THREADS
+    } else {
+        MILLI_CORES_MIN
     }
 }
 
@@ -514,7 +515,7 @@ mod tests {
                 let worked = Duration::from_secs_f64(self.worked);
                 match self
                     .account
-                    .judge(&reading, (RATES.sandbox, allowed), self.now, || worked)
+                    .judge(&reading, RATES.sandbox, allowed, self.now, || worked)
                 {
                     Some(Verdict::Limit { milli_cores, is_new }) => {
                         self.limits += u32::from(is_new);

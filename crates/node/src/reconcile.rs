@@ -82,9 +82,12 @@ pub(crate) async fn adopt_all(
     let mut noted: HashMap<SandboxId, KeptDisk> = noted.into_iter().map(|disk| (disk.id.clone(), disk)).collect();
 
     // Names of two files, which are looked for.
-    let kept_of = |id: &SandboxId, disk: &DiskId| match shared.driver.storage().has_image(id, disk) {
-        true => Kept::Image,
-        false => Kept::Filesystem,
+    let kept_of = |id: &SandboxId, disk: &DiskId| {
+        if shared.driver.storage().has_image(id, disk) {
+            Kept::Image
+        } else {
+            Kept::Filesystem
+        }
     };
     let (mut adopt, mut end, mut remove) = (Vec::new(), Vec::new(), Vec::new());
     let (mut disks, mut keep) = (Vec::new(), Vec::new());
@@ -168,15 +171,13 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
     let is_paused = pause::frozen::settle(&id, &sandbox, wanted.state).await;
     let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
     let event = ("event_type", "sandbox_adopted".to_owned());
-    let message = match is_paused {
-        true => "the platform was restarted; the sandbox stays paused",
-        false => "the platform was restarted; the sandbox kept running",
+    let message = if is_paused {
+        "the platform was restarted; the sandbox stays paused"
+    } else {
+        "the platform was restarted; the sandbox kept running"
     };
     log.host(Level::Info, message, [event]);
-    let egress = match is_paused {
-        true => closed(),
-        false => wanted.egress,
-    };
+    let egress = if is_paused { closed() } else { wanted.egress };
     if let Err(error) = sandbox.settle() {
         tracing::warn!(sandbox.id = %id, "an adopted sandbox may have more processor time than others: {error}");
     }
@@ -203,9 +204,10 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
     shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
     let (shared, stop) = (Arc::clone(shared), shared.stop.clone());
     tasks.spawn(supervisor::supervise(shared, handle, None, stop));
-    let state = match is_paused {
-        true => AdoptedState::Paused(Kept::Memory),
-        false => AdoptedState::Running,
+    let state = if is_paused {
+        AdoptedState::Paused(Kept::Memory)
+    } else {
+        AdoptedState::Running
     };
     Some(Adopted { id, state })
 }
@@ -227,7 +229,7 @@ async fn end_all(shared: &Arc<Shared>, tasks: &TaskTracker, sandboxes: Vec<Found
                     supervisor::end(&id, &sandbox).await;
                 }
                 let removed = (after == AfterEnd::Clean).then(|| disk.clone());
-                supervisor::clean(&shared, &id, (removed, None)).await;
+                supervisor::clean(&shared, &id, removed, None).await;
                 if after == AfterEnd::KeepDisk {
                     pause::save(&shared, id, disk).await;
                 }

@@ -413,9 +413,10 @@ impl Excess {
                 is_certain: false,
             });
         }
-        let (what, bytes, bound) = match files_bytes > FILES_BOUND {
-            true => ("timers and epoll instances", files_bytes, FILES_BOUND),
-            false => ("sockets", bytes, BOUND),
+        let (what, bytes, bound) = if files_bytes > FILES_BOUND {
+            ("timers and epoll instances", files_bytes, FILES_BOUND)
+        } else {
+            ("sockets", bytes, BOUND)
         };
         let why = format!(
             "its {what} hold {} MiB of the host's memory beyond its limit; {} MiB are allowed",

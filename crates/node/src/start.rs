@@ -88,9 +88,10 @@ pub(crate) async fn start(
         restore,
     };
     // Waits here, where waiting occupies no thread: blocking threads are few and shared. One that is restored has its turn.
-    let permit = match restore {
-        true => None,
-        false => Some(shared.starts.acquire().await.map_err(failed)?),
+    let permit = if restore {
+        None
+    } else {
+        Some(shared.starts.acquire().await.map_err(failed)?)
     };
     let start_request = Arc::new(start_request);
     let mut started = start_by(&driver, &start_request).await;
@@ -107,7 +108,7 @@ pub(crate) async fn start(
         Err(StartError::NoLayer(layer)) => return Err(NodeError::NoLayer(layer)),
         Err(StartError::Unrestorable(why)) => return Err(NodeError::Refused(why)),
         Err(StartError::Failed(error)) => {
-            clean_failed_start(shared, tasks, (id, new_disk), clean_timeout).await;
+            clean_failed_start(shared, tasks, id, new_disk, clean_timeout).await;
             return Err(failed(error));
         }
     };
@@ -173,7 +174,7 @@ pub(crate) async fn start(
         }
         Err(error) => {
             end(&id, &started.sandbox).await;
-            clean_failed_start(shared, tasks, (id, new_disk), clean_timeout).await;
+            clean_failed_start(shared, tasks, id, new_disk, clean_timeout).await;
             Err(NodeError::Failed(Failure::during("the agent did not respond", &error)))
         }
     }
@@ -189,11 +190,12 @@ async fn start_by(driver: &Arc<dyn Driver>, request: &Arc<StartRequest>) -> Resu
 async fn clean_failed_start(
     shared: &Arc<Shared>,
     tasks: &TaskTracker,
-    (id, disk): (SandboxId, Option<DiskId>),
+    id: SandboxId,
+    disk: Option<DiskId>,
     timeout: Duration,
 ) {
     let shared = Arc::clone(shared);
-    let cleaning = tasks.spawn(async move { clean(&shared, &id, (disk, None)).await });
+    let cleaning = tasks.spawn(async move { clean(&shared, &id, disk, None).await });
     let _ = tokio::time::timeout(timeout, cleaning).await;
 }
 
@@ -214,12 +216,13 @@ pub(crate) fn init_of<'a>(shared: &Shared, init: &'a Init, egress: &EgressPolicy
     let own = authority_of(egress).map(authority_certificate);
     let own = own.transpose().map_err(io::Error::other)?.unwrap_or_default();
     let bundle = own + &shared.authorities;
-    Ok(match bundle.is_empty() {
-        true => Cow::Borrowed(init),
-        false => Cow::Owned(Init {
+    Ok(if bundle.is_empty() {
+        Cow::Borrowed(init)
+    } else {
+        Cow::Owned(Init {
             ca_bundle: Some(bundle),
             ..init.clone()
-        }),
+        })
     })
 }
 

@@ -79,7 +79,7 @@ pub(crate) async fn supervise(
     let disk = handle.disk_to_remove().cloned();
     let cleaned = handle.cleaning();
     drop(handle);
-    clean(&shared, &id, (disk, held)).await;
+    clean(&shared, &id, disk, held).await;
     cleaned.send_replace(true);
     drop(teardown);
 }
@@ -98,7 +98,7 @@ pub(crate) async fn end(id: &SandboxId, sandbox: &Arc<dyn Sandbox>) {
 
 /// Removes what an ended sandbox left: first what is held of it, then its disk if one is given. The kernel releases some of it
 /// only some time after the last process exited. Where it does not, this retries until the platform stops, and its slot is not reused.
-pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, (mut disk, mut held): (Option<DiskId>, Option<Held>)) {
+pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, mut disk: Option<DiskId>, mut held: Option<Held>) {
     let since = Instant::now();
     let mut reported = false;
     let mut pause = CLEAN_PAUSE;

@@ -110,7 +110,7 @@ impl Ingress {
             ending: access.ending.clone(),
             is_https,
         };
-        match self.forward(request, target, (inside, masked)).await {
+        match self.forward(request, target, inside, masked).await {
             Ok(response) => response,
             Err(answer) => answer.rendered(page).map(ResponseBody::local),
         }
@@ -129,7 +129,7 @@ impl Ingress {
         // A gRPC server that fails a call sends the status as the head of a response without a body, and its clients
         // expect the end of the stream in the same frame.
         let takes_early_end = grpc::is_call(version, headers);
-        ClientBody::new(incoming, (waits, takes_early_end), discards)
+        ClientBody::new(incoming, waits, takes_early_end, discards)
     }
 
     /// The response for an [`Answer`] of the proxy.
@@ -142,7 +142,8 @@ impl Ingress {
         &self,
         mut request: Request<ClientBody>,
         target: &Target,
-        (inside, masked): (Inside, Option<HeaderValue>),
+        inside: Inside,
+        masked: Option<HeaderValue>,
     ) -> Result<Response<ResponseBody>, Answer> {
         let client = request.extensions().get::<ClientConnection>().cloned();
         let client_upgrade = hyper::upgrade::on(&mut request);
@@ -195,7 +196,7 @@ impl Ingress {
         }
         flow.stream();
         let alive = until_close.then(alive);
-        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, (lease, keeps), flow, ending, alive))))
+        Ok(response.map(|incoming| ResponseBody::guest(GuestBody::new(incoming, lease, keeps, flow, ending, alive))))
     }
 
     /// Sends the request and waits for the head of the response while the sandbox is running. A kept connection that the

@@ -72,7 +72,8 @@ impl Repository {
     /// When they make no URL.
     pub fn new(
         client: Client,
-        (host, name): (&str, &str),
+        host: &str,
+        name: &str,
         access: Access,
         login: Option<Login>,
         retries: Retries,

@@ -215,19 +215,21 @@ impl Driver for ContainerDriver {
             return Err(StartError::NoLayer(layer));
         }
         let base = rootfs.has_base().then(|| self.storage.base.current()).flatten();
-        let processes = match request.restore {
-            true => match self.restorable(&name, base.as_deref()) {
+        let processes = if request.restore {
+            match self.restorable(&name, base.as_deref()) {
                 Err(refused @ StartError::Unrestorable(_)) => {
                     self.release_slot(&request.id);
                     return Err(refused);
                 }
                 image => Some(image?),
-            },
-            false => None,
+            }
+        } else {
+            None
         };
-        match on_kept_disk {
-            true => self.storage.prepare_kept(&name.id, &name.disk, base.as_deref())?,
-            false => self.storage.prepare_disks(request.resources.disk_mb)?,
+        if on_kept_disk {
+            self.storage.prepare_kept(&name.id, &name.disk, base.as_deref())?
+        } else {
+            self.storage.prepare_disks(request.resources.disk_mb)?
         }
         let start = Request::Start {
             name: name.to_string(),

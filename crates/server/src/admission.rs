@@ -93,7 +93,8 @@ impl AdmissionControl {
     pub(crate) fn new(
         store: Store,
         node: NodeHandle,
-        (limits, capacity): (Limits, CapacitySettings),
+        limits: Limits,
+        capacity: CapacitySettings,
         deadlines: Arc<Deadlines>,
         clock: Clock,
     ) -> Self {

@@ -198,9 +198,10 @@ pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
     )
 )]
 async fn check_health(State(health): State<Arc<Health>>) -> Result<&'static str, ApiError> {
-    match health.has_database().await {
-        true => Ok("Health check successful"),
-        false => Err(ApiError::no_database()),
+    if health.has_database().await {
+        Ok("Health check successful")
+    } else {
+        Err(ApiError::no_database())
     }
 }
 
@@ -263,9 +264,10 @@ fn is_upload(request: &Request) -> bool {
 /// Limits the duration of requests.
 async fn limit_duration(request: Request, next: Next) -> Response {
     let is_safe = request.method().is_safe();
-    let bound = match is_upload(&request) {
-        true => UPLOAD_BOUND,
-        false => ANSWER_BOUND,
+    let bound = if is_upload(&request) {
+        UPLOAD_BOUND
+    } else {
+        ANSWER_BOUND
     };
     match tokio::time::timeout(bound, next.run(request)).await {
         Ok(response) => response,

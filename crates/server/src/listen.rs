@@ -305,7 +305,8 @@ pub(crate) async fn accept(
     listener: TcpListener,
     gateway: Arc<Gateway>,
     tasks: TaskTracker,
-    (stop, abort): (CancellationToken, CancellationToken),
+    stop: CancellationToken,
+    abort: CancellationToken,
 ) {
     loop {
         let accepted = tokio::select! {

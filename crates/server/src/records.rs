@@ -167,8 +167,8 @@ impl Records {
             self.usage.lock().start(&tracked.team, now_us);
         }
         if tracked.subject.is_news(kind) {
-            let times = (now_us, self.queue.next_seq());
-            let event = tracked.subject.event(kind, (&tracked.team, id), event, times);
+            let seq = self.queue.next_seq();
+            let event = tracked.subject.event(kind, &tracked.team, id, event, now_us, seq);
             self.queue.put(Item::Event(event));
         }
     }

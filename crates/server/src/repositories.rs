@@ -164,7 +164,7 @@ impl Repositories {
         let all = async {
             let mut from_copy = 0;
             for (index, repository) in repositories.iter().enumerate() {
-                let (had_copy, new_copy) = self.prepare_one(&agent, target, (index, repository)).await?;
+                let (had_copy, new_copy) = self.prepare_one(&agent, target, index, repository).await?;
                 from_copy += usize::from(had_copy);
                 let Some(copy) = new_copy else { continue };
                 // The working tree is complete, so a failure changes nothing for the client. Others wait for the copy, and
@@ -193,7 +193,8 @@ impl Repositories {
         &self,
         agent: &Agent<'_>,
         target: Target<'_>,
-        (index, repository): (usize, &'a Repository),
+        index: usize,
+        repository: &'a Repository,
     ) -> Result<(bool, Option<NewCopy<'a>>), RepositoryError> {
         let Repository { url, mount_path } = repository;
         let failed = |ended: &agent::Ended| git::failure(ended.code, &ended.stderr, mount_path, url);
@@ -249,7 +250,7 @@ impl Repositories {
         if let (Some(copy), Some(inside)) = (copy, &inside) {
             agent.upload(target.user, inside, copy.bytes, copy.content()).await?;
         }
-        let command = git::populate(mount_path, url, branch.as_deref(), (inside.as_deref(), !is_complete));
+        let command = git::populate(mount_path, url, branch.as_deref(), inside.as_deref(), !is_complete);
         let ended = agent.run(target.user, command, EndsWith::Output, &mut Ignored).await?;
         if ended.code != 0 {
             return Err(failed(&ended));

@@ -177,14 +177,17 @@ impl Server {
         let admission = Arc::new(AdmissionControl::new(
             store.clone(),
             handle.clone(),
-            (limits, capacity),
+            limits,
+            capacity,
             Arc::clone(&deadlines),
             clock.clone(),
         ));
         let secrets = Arc::new(Secrets::new(store.clone(), sealer.clone(), clock.clone()));
         let receivers = Arc::new(ReceiverRules::new(&hooks));
         let webhooks = Webhooks::new(
-            (store.clone(), sealer.clone(), clock.clone()),
+            store.clone(),
+            sealer.clone(),
+            clock.clone(),
             Arc::clone(&receivers),
             hooks.per_team,
         );
@@ -371,7 +374,8 @@ impl Server {
             listener,
             Arc::clone(&self.gateway),
             self.connections.clone(),
-            (self.stop.clone(), self.abort.clone()),
+            self.stop.clone(),
+            self.abort.clone(),
         );
         self.connections.spawn_on(accepting, on);
         Ok(())

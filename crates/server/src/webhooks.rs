@@ -71,11 +71,7 @@ pub(crate) struct Webhooks {
 }
 
 impl Webhooks {
-    pub(crate) fn new(
-        (store, sealer, clock): (Store, Sealer, Clock),
-        rules: Arc<ReceiverRules>,
-        per_team: u32,
-    ) -> Self {
+    pub(crate) fn new(store: Store, sealer: Sealer, clock: Clock, rules: Arc<ReceiverRules>, per_team: u32) -> Self {
         Self {
             store,
             sealer,
@@ -145,9 +141,10 @@ impl Webhooks {
 
     /// Deletes a webhook, with what waits to be sent to it.
     pub(crate) async fn delete(&self, team: &TeamId, id: &str) -> Result<(), WebhookError> {
-        match self.store.webhook_delete(team, id).await? {
-            true => Ok(()),
-            false => Err(WebhookError::Unknown),
+        if self.store.webhook_delete(team, id).await? {
+            Ok(())
+        } else {
+            Err(WebhookError::Unknown)
         }
     }
 

@@ -378,7 +378,8 @@ impl Store {
         &self,
         webhook: &str,
         delivery: &DeliveryRow,
-        (attempt_id, node): (&str, &NodeId),
+        attempt_id: &str,
+        node: &NodeId,
         until_us: i64,
     ) -> Result<bool, StoreError> {
         let query = sqlx::query(

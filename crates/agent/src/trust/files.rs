@@ -87,7 +87,7 @@ fn read_open(file: OwnedFd) -> io::Result<(Vec<u8>, Mode)> {
 
 /// Replaces the file with this name atomically. Whatever had the name before is replaced, and not written to.
 pub(super) fn replace(directory: &OwnedFd, name: &str, content: &[u8], mode: Mode) -> io::Result<()> {
-    replace_for(directory, name, content, (mode, None))
+    replace_for(directory, name, content, mode, None)
 }
 
 /// As [`replace`], with a file of that user and group if it is to be theirs, from its first byte on.
@@ -95,7 +95,8 @@ pub(crate) fn replace_for(
     directory: &OwnedFd,
     name: &str,
     content: &[u8],
-    (mode, owner): (Mode, Option<(Uid, Gid)>),
+    mode: Mode,
+    owner: Option<(Uid, Gid)>,
 ) -> io::Result<()> {
     // What is there was left by one that was interrupted, or put there to be followed.
     match rustix::fs::unlinkat(directory, UNFINISHED, AtFlags::empty()) {

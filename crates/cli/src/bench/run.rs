@@ -319,11 +319,11 @@ impl Bench {
     pub(crate) async fn pauses(&self, count: usize, concurrency: usize) -> [Measure; 2] {
         let (pause, resume) = (Mutex::new(Kind::default()), Mutex::new(Kind::default()));
         let left = AtomicUsize::new(count);
-        let (left, kinds) = (&left, (&pause, &resume));
+        let left = &left;
         self.clients(concurrency.min(count), async |mut client, mut gathered| {
             let mut failures = 0;
             while !self.cancelled.is_cancelled() && failures < FAILURES_MAX && take_one(left) {
-                let good = self.pause_once(&mut client, kinds, &mut gathered).await;
+                let good = self.pause_once(&mut client, &pause, &resume, &mut gathered).await;
                 failures = if good { 0 } else { failures + 1 };
             }
             gathered
@@ -338,7 +338,8 @@ impl Bench {
     async fn pause_once(
         &self,
         client: &mut Client,
-        (pause, resume): (&Mutex<Kind>, &Mutex<Kind>),
+        pause: &Mutex<Kind>,
+        resume: &Mutex<Kind>,
         into: &mut Gathered,
     ) -> bool {
         let Some((sandbox, _)) = self.create(client, into).await else {

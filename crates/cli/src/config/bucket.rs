@@ -108,9 +108,10 @@ fn store(text: &str) -> Result<bool, String> {
 fn word(text: &str) -> Result<String, String> {
     let is_word =
         !text.is_empty() && text.len() <= 256 && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-    match is_word {
-        true => Ok(text.to_owned()),
-        false => Err("must be 1 to 256 characters of ASCII without spaces and slashes".to_owned()),
+    if is_word {
+        Ok(text.to_owned())
+    } else {
+        Err("must be 1 to 256 characters of ASCII without spaces and slashes".to_owned())
     }
 }
 
@@ -122,9 +123,10 @@ fn endpoint(text: &str) -> Result<String, String> {
     let is_scheme = matches!(address.scheme_str(), Some("http" | "https"));
     // Of an address with a password, the error shows nothing.
     let is_host = address.authority().is_some_and(|host| !host.as_str().contains('@'));
-    match is_scheme && is_host && address.path() == "/" && address.query().is_none() {
-        true => Ok(text.to_owned()),
-        false => Err(why()),
+    if is_scheme && is_host && address.path() == "/" && address.query().is_none() {
+        Ok(text.to_owned())
+    } else {
+        Err(why())
     }
 }
 

@@ -47,9 +47,12 @@ fn is_host(text: &str) -> bool {
 
 pub(super) fn hosts(text: &str) -> Result<Vec<String>, String> {
     entries(text)
-        .map(|host| match is_host(host) {
-            true => Ok(host.to_owned()),
-            false => Err(format!("{host:?} is not a host or host:port")),
+        .map(|host| {
+            if is_host(host) {
+                Ok(host.to_owned())
+            } else {
+                Err(format!("{host:?} is not a host or host:port"))
+            }
         })
         .collect()
 }

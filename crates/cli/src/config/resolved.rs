@@ -31,10 +31,7 @@ const POOL_HOST_BYTES: u64 = 3 << 30;
 
 /// How many sandboxes of `base` are kept ready by default on a host with this much memory.
 fn pool_base(host_bytes: u64) -> u32 {
-    match host_bytes >= POOL_HOST_BYTES {
-        true => POOL_BASE,
-        false => 0,
-    }
+    if host_bytes >= POOL_HOST_BYTES { POOL_BASE } else { 0 }
 }
 
 /// The memory that the kernel of the host manages, in bytes.

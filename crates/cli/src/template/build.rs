@@ -64,13 +64,7 @@ pub(super) async fn run(client: &Client, mut args: BuildArgs) -> Result<ExitCode
         "the platform answered with invalid ids"
     );
     let mut progress = Progress::new();
-    let to_end = Box::pin(build_to_end(
-        client,
-        args,
-        (from, logins),
-        (template, build),
-        &mut progress,
-    ));
+    let to_end = Box::pin(build_to_end(client, args, from, logins, template, build, &mut progress));
     let ended = tokio::select! {
         biased;
         signal = signals.next() => Err(signal),
@@ -138,8 +132,10 @@ async fn cancel(client: &Client, template: &str, build: &str) -> Result<Value> {
 async fn build_to_end(
     client: &Client,
     args: &BuildArgs,
-    (from, logins): (From, Vec<(String, Value)>),
-    (template, build): (&str, &str),
+    from: From,
+    logins: Vec<(String, Value)>,
+    template: &str,
+    build: &str,
     progress: &mut Progress,
 ) -> Result<Value> {
     let mut start = json!({"force": args.no_cache, "startCmd": args.start_cmd, "readyCmd": args.ready_cmd});
@@ -149,7 +145,7 @@ async fn build_to_end(
             start["fromImageRegistry"] = json!(logins.into_iter().next().map(|(_, login)| login));
         }
         From::Archive(file, hash) => {
-            upload(client, progress, template, ("the archive", &hash), file).await?;
+            upload(client, progress, template, "the archive", &hash, file).await?;
             start["fromArchive"] = json!(hash);
         }
         From::Dockerfile {
@@ -160,7 +156,7 @@ async fn build_to_end(
             let mut hashes = Map::new();
             for (line, file, hash) in files {
                 let what = format!("files of line {line}");
-                upload(client, progress, template, (&what, &hash), file).await?;
+                upload(client, progress, template, &what, &hash, file).await?;
                 hashes.insert(line.to_string(), json!(hash));
             }
             let logins = logins.into_iter();
@@ -272,7 +268,8 @@ async fn upload(
     client: &Client,
     progress: &mut Progress,
     template: &str,
-    (what, hash): (&str, &str),
+    what: &str,
+    hash: &str,
     file: fs::File,
 ) -> Result<()> {
     let bytes = file.metadata()?.len();

@@ -21,14 +21,13 @@ pub(super) fn find(args: &RegistryArgs, host: &str) -> Result<Option<Login>> {
         let Some(path) = &args.registry_password_file else {
             bail!("--registry-user needs --registry-password-file; - is stdin");
         };
-        let password = match path.as_os_str() == "-" {
-            true => read(std::io::stdin().lock()).context("read the password from stdin")?,
-            false => {
-                let file = fs::File::open(path);
-                file.map_err(Into::into)
-                    .and_then(read)
-                    .with_context(|| format!("read {}", path.display()))?
-            }
+        let password = if path.as_os_str() == "-" {
+            read(std::io::stdin().lock()).context("read the password from stdin")?
+        } else {
+            let file = fs::File::open(path);
+            file.map_err(Into::into)
+                .and_then(read)
+                .with_context(|| format!("read {}", path.display()))?
         };
         let password = password.trim_end_matches(['\n', '\r']).to_owned();
         ensure!(!password.is_empty(), "the password of the registry is empty");

@@ -77,7 +77,7 @@ impl Artifacts {
             stall_timeout: ANSWER_TIMEOUT,
             lookup,
         })?;
-        let repository = Repository::new(client, (&of.host, &of.repository), access, login, RETRIES)?;
+        let repository = Repository::new(client, &of.host, &of.repository, access, login, RETRIES)?;
         Ok(Self(repository))
     }
 

@@ -62,7 +62,7 @@ impl Registry {
             host
         };
         Ok(Self {
-            repository: Repository::new(client, (host, &reference.repository), Access::Pull, login, retries)?,
+            repository: Repository::new(client, host, &reference.repository, Access::Pull, login, retries)?,
             reference,
         })
     }

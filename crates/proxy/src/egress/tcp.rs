@@ -163,7 +163,7 @@ async fn serve_connection(
     };
     let work = async {
         if let Some(stream) = &relayed {
-            return relay(sandbox, stream, (&target, &first, destination), sizes, &counts).await;
+            return relay(sandbox, stream, &target, &first, destination, sizes, &counts).await;
         }
         let Some((stream, (host, interception))) = given else {
             return Ok(None);
@@ -229,7 +229,9 @@ fn descriptor(stream: TcpStream) -> Option<OwnedFd> {
 async fn relay(
     sandbox: &Arc<Sandbox>,
     stream: &TcpStream,
-    (target, first, destination): (&Target, &[u8], SocketAddr),
+    target: &Target,
+    first: &[u8],
+    destination: SocketAddr,
     sizes: Sizes,
     counts: &Counts,
 ) -> io::Result<Option<Reason>> {

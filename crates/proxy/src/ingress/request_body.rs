@@ -59,7 +59,7 @@ impl std::fmt::Debug for ClientBody {
 }
 
 impl ClientBody {
-    pub(super) fn new(incoming: Incoming, (waits, takes_early_end): (bool, bool), discards: Discards) -> Self {
+    pub(super) fn new(incoming: Incoming, waits: bool, takes_early_end: bool, discards: Discards) -> Self {
         Self {
             incoming: Some(incoming),
             waits,

@@ -93,7 +93,8 @@ impl GuestBody {
     /// sandbox, and breaks off `incoming`.
     pub(super) fn new(
         incoming: Incoming,
-        (lease, keeps): (Lease, bool),
+        lease: Lease,
+        keeps: bool,
         flow: Flow,
         ending: CancellationToken,
         alive: Option<AliveCheck>,

@@ -135,9 +135,10 @@ impl Criu {
         let [log, errors] = ["log", "errors"].map(|name| file_of(name, &[]));
         let (log, errors) = (log?, errors?);
         let library = file_of("geteuid", &preload::library(!run.asks_filters))?;
-        let (filters, other_end) = match run.asks_filters {
-            true => (None, None),
-            false => preload::filters().map(|(end, other)| (Some(end), Some(other)))?,
+        let (filters, other_end) = if run.asks_filters {
+            (None, None)
+        } else {
+            preload::filters().map(|(end, other)| (Some(end), Some(other)))?
         };
         let program = CString::new(run.program.as_os_str().as_bytes())?;
         let path = CString::new(format!("PATH={PATH}"))?;
@@ -179,9 +180,10 @@ impl Criu {
     /// What to poll for input, until [`Self::event`] can be called.
     pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
         let process = self.process.as_fd();
-        match self.is_closed {
-            true => [process, process],
-            false => [self.connection.as_fd(), process],
+        if self.is_closed {
+            [process, process]
+        } else {
+            [self.connection.as_fd(), process]
         }
     }
 

@@ -84,9 +84,10 @@ pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
         },
         Ok(()) => Reply::Done,
         Err(error) => {
-            let went_on = match dump.stays {
-                true => subject.stay(&at_rest),
-                false => subject.go_on(&at_rest),
+            let went_on = if dump.stays {
+                subject.stay(&at_rest)
+            } else {
+                subject.go_on(&at_rest)
             };
             match (error, went_on) {
                 (WriteError::Refused(why) | WriteError::Passing(why), Ok(())) => Reply::Refused(why),
@@ -226,9 +227,10 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, socket: &OwnedFd)
             }
             CriuEvent::Ended(status) => {
                 let why = criu.why();
-                return Err(Unwritten::Ended(match why.is_empty() {
-                    true => WriteError::Failed(io::Error::other(format!("CRIU exited with status {status}"))),
-                    false => WriteError::Refused(why),
+                return Err(Unwritten::Ended(if why.is_empty() {
+                    WriteError::Failed(io::Error::other(format!("CRIU exited with status {status}")))
+                } else {
+                    WriteError::Refused(why)
                 }));
             }
         }
@@ -285,7 +287,7 @@ fn open_to_readers(image: &Path) -> io::Result<()> {
 /// When it has.
 fn next_of_dump(criu: &mut Criu, socket: &OwnedFd) -> io::Result<CriuEvent> {
     let event = loop {
-        if let Some(event) = next_event(criu, (socket.as_fd(), PollFlags::IN), None, None).transpose() {
+        if let Some(event) = next_event(criu, socket.as_fd(), PollFlags::IN, None, None).transpose() {
             break event;
         }
     };
@@ -311,12 +313,13 @@ pub(crate) fn next(
     within: Duration,
 ) -> io::Result<Option<CriuEvent>> {
     let within = Timespec::try_from(within).map_err(io::Error::other)?;
-    next_event(criu, (socket, PollFlags::empty()), figures, Some(&within))
+    next_event(criu, socket, PollFlags::empty(), figures, Some(&within))
 }
 
 fn next_event(
     criu: &mut Criu,
-    (socket, flags): (BorrowedFd<'_>, PollFlags),
+    socket: BorrowedFd<'_>,
+    flags: PollFlags,
     figures: Option<&Figures>,
     within: Option<&Timespec>,
 ) -> io::Result<Option<CriuEvent>> {

@@ -233,9 +233,10 @@ pub(crate) fn remove(lost: &[Lost], root: BorrowedFd<'_>, target: &str, targets:
 
 /// Opens a directory, without following any link of the sandbox's.
 fn open(directory: &Path, root: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let directory = match directory.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => directory,
+    let directory = if directory.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        directory
     };
     rustix::fs::openat2(
         root,

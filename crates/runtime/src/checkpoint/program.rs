@@ -81,9 +81,10 @@ fn first_of<'a>(places: impl Iterator<Item = &'a Path>) -> Result<Program, Strin
     }
     // Of one program under two names once.
     reasons.dedup();
-    match reasons.is_empty() {
-        true => Err("no CRIU is installed".to_owned()),
-        false => Err(reasons.join("; ")),
+    if reasons.is_empty() {
+        Err("no CRIU is installed".to_owned())
+    } else {
+        Err(reasons.join("; "))
     }
 }
 

@@ -92,10 +92,7 @@ impl Subject<'_> {
         // All of it may have been stopped before. The workload stays so by its own group.
         self.tree.freezer(self.name)?.thaw_this()?;
         at_rest.figures = self.figures();
-        let request = match keeps_clients {
-            true => quiet::STILL,
-            false => quiet::QUIET,
-        };
+        let request = if keeps_clients { quiet::STILL } else { quiet::QUIET };
         self.ask(request, None)?;
         // It has lost its agent, and its socket has an end on the host.
         spawners::end_all(self.pid, self.agent)?;
@@ -213,9 +210,10 @@ impl Subject<'_> {
             return Err(io::Error::other(format!("the agent responded: {text}")));
         }
         // The end of the connection: nothing of the host is open in it now.
-        match receive(&socket, deadline)?.is_empty() {
-            true => Ok(()),
-            false => Err(io::ErrorKind::InvalidData.into()),
+        if receive(&socket, deadline)?.is_empty() {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::InvalidData.into())
         }
     }
 }

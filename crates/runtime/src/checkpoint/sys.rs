@@ -114,10 +114,11 @@ pub(crate) fn begin_write_out(file: &File, range: Range<u64>) -> io::Result<()> 
 /// # Errors
 /// As [`begin_write_out`].
 pub(crate) fn wait_for_write_out(file: &File, range: Range<u64>) -> io::Result<()> {
-    match range.is_empty() {
+    if range.is_empty() {
         // To the kernel, an empty one goes to the end of the file.
-        true => Ok(()),
-        false => sync_file_range(file, range, libc::SYNC_FILE_RANGE_WAIT_BEFORE),
+        Ok(())
+    } else {
+        sync_file_range(file, range, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
     }
 }
 

@@ -409,7 +409,7 @@ impl<'a, S: Sink> Walk<'a, S> {
         }
         self.files += 1;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        self.file((kind, size), from, name, &metadata, number)
+        self.file(kind, size, from, name, &metadata, number)
     }
 
     /// Says that a name is deleted in what lies below, if anything does.
@@ -429,7 +429,8 @@ impl<'a, S: Sink> Walk<'a, S> {
     /// Reads a file that is not a directory.
     fn file(
         &mut self,
-        (kind, size): (FileType, u64),
+        kind: FileType,
+        size: u64,
         from: BorrowedFd<'_>,
         name: &CStr,
         metadata: &Metadata,

@@ -69,11 +69,12 @@ impl ContainerDriver {
         sandbox.sync()?;
         let has_space = |bytes: u64| {
             let free = self.storage.disk_available()?;
-            match free >= request.keep_free_bytes.saturating_add(bytes) {
-                true => Ok(()),
-                false => Err(CommitError::Full(
+            if free >= request.keep_free_bytes.saturating_add(bytes) {
+                Ok(())
+            } else {
+                Err(CommitError::Full(
                     "the host's disk has no space for a copy of the sandbox's disk".to_owned(),
-                )),
+                ))
             }
         };
         has_space(disk::held_bytes(&from)?)?;
@@ -92,9 +93,12 @@ impl ContainerDriver {
             }
         }
         sandbox.write_out()?;
-        disk::copy(&from, &to, &mut || match is_cancelled() {
-            true => Err(io::Error::from(io::ErrorKind::Interrupted).into()),
-            false => has_space(0),
+        disk::copy(&from, &to, &mut || {
+            if is_cancelled() {
+                Err(io::Error::from(io::ErrorKind::Interrupted).into())
+            } else {
+                has_space(0)
+            }
         })?;
         // The end of a process, even of one that is stopped, changes the file system.
         if has_ended(sandbox.agent.as_fd())? {

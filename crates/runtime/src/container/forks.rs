@@ -85,9 +85,12 @@ impl ContainerDriver {
                     .copy_image(&self.storage.image(&of.name.disk), to, is_cancelled)
             })
             // The end of a process, even of one that is stopped, changes the file system.
-            .and_then(|()| match has_ended(of.agent.as_fd())? {
-                true => Err(io::ErrorKind::NotFound.into()),
-                false => Ok(()),
+            .and_then(|()| {
+                if has_ended(of.agent.as_fd())? {
+                    Err(io::ErrorKind::NotFound.into())
+                } else {
+                    Ok(())
+                }
             });
         if let Err(error) = copied {
             let _ = process.ask(Request::GiveUp.alone(), deadline, &|| false);

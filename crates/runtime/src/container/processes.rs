@@ -111,10 +111,11 @@ impl ContainerDriver {
         let written = self.dump(of, stays, Moments { stopped, complete }, cancel);
         if written.is_err() {
             let _ = self.storage.kept.forget_image(id, disk);
-            match stays {
+            if stays {
                 // The process that does so may have been killed.
-                true => self.tree.freezer(&of.name)?.freeze()?,
-                false => self.let_go_on(of)?,
+                self.tree.freezer(&of.name)?.freeze()?
+            } else {
+                self.let_go_on(of)?
             }
         }
         written
@@ -123,10 +124,11 @@ impl ContainerDriver {
     /// Lets a sandbox go on if it still stands still after an image of it was not written.
     pub(super) fn let_go_on(&self, of: &Running) -> io::Result<()> {
         let is_stopped = self.tree.work_freezer(&of.name)?.is_frozen()? || self.tree.freezer(&of.name)?.is_frozen()?;
-        match is_stopped {
+        if is_stopped {
             // The process that lets it go on was killed, and with it the kernel's side of the `/proc` files is gone.
-            true => of.subject(self).go_on(&AtRest::default()),
-            false => Ok(()),
+            of.subject(self).go_on(&AtRest::default())
+        } else {
+            Ok(())
         }
     }
 

@@ -54,9 +54,10 @@ impl Running {
 
     /// What was read by the agent's pid, unless the agent has ended and the pid may have been reused.
     fn still_runs<T>(&self, read: T) -> io::Result<T> {
-        match has_ended(self.agent.as_fd())? {
-            true => Err(io::ErrorKind::NotFound.into()),
-            false => Ok(read),
+        if has_ended(self.agent.as_fd())? {
+            Err(io::ErrorKind::NotFound.into())
+        } else {
+            Ok(read)
         }
     }
 
@@ -243,9 +244,10 @@ impl Sandbox for Running {
 
     fn is_frozen(&self) -> io::Result<bool> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        match driver.tree.can_freeze() {
-            true => driver.tree.freezer(&self.name)?.is_frozen(),
-            false => Ok(false),
+        if driver.tree.can_freeze() {
+            driver.tree.freezer(&self.name)?.is_frozen()
+        } else {
+            Ok(false)
         }
     }
 

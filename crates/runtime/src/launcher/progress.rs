@@ -50,9 +50,10 @@ impl Progress {
             Ok(true) | Err(_) => None,
             Ok(false) => Some(hash.finish()),
         };
-        self.quiet = match now.is_some() && now == self.seen {
-            true => self.quiet + 1,
-            false => 0,
+        self.quiet = if now.is_some() && now == self.seen {
+            self.quiet + 1
+        } else {
+            0
         };
         self.seen = now;
         self.quiet >= QUIET_LOOKS

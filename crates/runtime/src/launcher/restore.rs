@@ -89,7 +89,8 @@ struct Parts<'a> {
 impl Launcher {
     pub(super) fn restore(
         &mut self,
-        (name, base_id): (&Name, u32),
+        name: &Name,
+        base_id: u32,
         rootfs: &Rootfs,
         resources: &Resources,
         image: &Image,
@@ -462,9 +463,10 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
             CriuEvent::Ended(0) if is_restored => return Ok(agent),
             CriuEvent::Ended(status) => {
                 let why = criu.why();
-                return Err(io::Error::other(match why.is_empty() {
-                    true => format!("CRIU exited with status {status}"),
-                    false => why,
+                return Err(io::Error::other(if why.is_empty() {
+                    format!("CRIU exited with status {status}")
+                } else {
+                    why
                 }));
             }
         }
@@ -503,10 +505,11 @@ const IDS: &str = "/ringfence/ids";
 /// Has this process killed when its parent ends, which has this pid: one that waits for something in the sandbox would stay.
 fn end_with(parent: Pid) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    match rustix::process::getppid() == Some(parent) {
-        true => Ok(()),
+    if rustix::process::getppid() == Some(parent) {
+        Ok(())
+    } else {
         // It has ended before.
-        false => sys::exit_now(1),
+        sys::exit_now(1)
     }
 }
 

@@ -80,7 +80,7 @@ pub(super) fn begin(
             processes: Unfinished::new(pidfd),
             last: None,
         }),
-        Cloned::Child => run_child(&theirs, |socket| help(socket, agent, (work, open_files), spawner)),
+        Cloned::Child => run_child(&theirs, |socket| help(socket, agent, work, open_files, spawner)),
     }
 }
 
@@ -153,7 +153,8 @@ impl StartingSpawner {
 fn help(
     socket: BorrowedFd<'_>,
     agent: BorrowedFd<'_>,
-    (work, open_files): (&Entry, u32),
+    work: &Entry,
+    open_files: u32,
     spawner: Option<OwnedFd>,
 ) -> Result<Infallible, Failure> {
     let fail = |what: &'static str| move |error: io::Error| setup::failure(what, error);

@@ -51,8 +51,10 @@ impl Launcher {
     /// When a step fails. Then no process is left.
     pub(super) fn start(
         &mut self,
-        (name, base_id): (&Name, u32),
-        (rootfs, on_kept_disk): (&Rootfs, bool),
+        name: &Name,
+        base_id: u32,
+        rootfs: &Rootfs,
+        on_kept_disk: bool,
         resources: &Resources,
         asked_by: BorrowedFd<'_>,
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {

@@ -11,9 +11,10 @@ impl Storage {
     /// Notes that a sandbox was started above a version of `base`, as [`crate::base::Versions::current`] named it before;
     /// it may have changed since.
     pub(crate) fn note_base(&self, disk: &DiskId, version: String, name: &str) {
-        let below = match self.base.current().as_ref() == Some(&version) {
-            true => Below::Version(version),
-            false => Below::UserNamed(name.to_owned()),
+        let below = if self.base.current().as_ref() == Some(&version) {
+            Below::Version(version)
+        } else {
+            Below::UserNamed(name.to_owned())
         };
         self.bases.lock().insert(disk.clone(), below);
     }

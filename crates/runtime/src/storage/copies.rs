@@ -51,22 +51,27 @@ impl Storage {
     pub(crate) fn copy_image(&self, from: &Path, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
         let has_space = |bytes: u64| {
             let free = usage::disk_available(&self.data_dir)?;
-            match free >= to.keep_free_bytes.saturating_add(bytes) {
-                true => Ok(()),
-                false => Err(io::Error::from(io::ErrorKind::StorageFull)),
+            if free >= to.keep_free_bytes.saturating_add(bytes) {
+                Ok(())
+            } else {
+                Err(io::Error::from(io::ErrorKind::StorageFull))
             }
         };
         let held = disk::held_bytes(from)?;
         has_space(held)?;
         let image = self.image(&to.disk);
-        disk::copy(from, &image, &mut || match is_cancelled() {
-            true => Err(io::ErrorKind::Interrupted.into()),
-            false => has_space(0),
+        disk::copy(from, &image, &mut || {
+            if is_cancelled() {
+                Err(io::ErrorKind::Interrupted.into())
+            } else {
+                has_space(0)
+            }
         })?;
         let size = fs::metadata(from)?.size();
-        match held >= size {
-            true => disk::reserve(&image, size),
-            false => Ok(()),
+        if held >= size {
+            disk::reserve(&image, size)
+        } else {
+            Ok(())
         }
     }
 

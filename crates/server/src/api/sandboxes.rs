@@ -255,9 +255,10 @@ impl SandboxDetail {
             network: spec_of(&row).ok().flatten().map(SandboxNetwork::from),
             lifecycle: Lifecycle {
                 auto_resume: lifecycle.auto_resume,
-                on_timeout: match lifecycle.auto_pause {
-                    true => OnTimeout::Pause,
-                    false => OnTimeout::Kill,
+                on_timeout: if lifecycle.auto_pause {
+                    OnTimeout::Pause
+                } else {
+                    OnTimeout::Kill
                 },
             },
             pause_mode: kept.map(|kept| match kept {

@@ -173,7 +173,8 @@ fn downsample(samples: &[UsageSample], range_s: i64) -> Vec<UsageSample> {
 
 /// The samples of a range, and how long it is in seconds.
 async fn samples(
-    (records, clock): (&Records, &Clock),
+    records: &Records,
+    clock: &Clock,
     caller: &Caller,
     TeamPath(team): &TeamPath,
     range: &TeamMetricParameters,
@@ -214,7 +215,7 @@ pub(crate) async fn get_team_metrics(
     team: TeamPath,
     Params(range): Params<TeamMetricParameters>,
 ) -> Result<Response, ApiError> {
-    let (samples, range_s) = samples((&records, &clock), &caller, &team, &range).await?;
+    let (samples, range_s) = samples(&records, &clock, &caller, &team, &range).await?;
     let samples = downsample(&samples, range_s);
     let metrics: Vec<TeamMetric> = samples
         .iter()
@@ -244,7 +245,7 @@ pub(crate) async fn get_team_metrics_max(
     Params(range): Params<TeamMetricParameters>,
     Params(peak): Params<PeakParameters>,
 ) -> Result<Response, ApiError> {
-    let (samples, _) = samples((&records, &clock), &caller, &team, &range).await?;
+    let (samples, _) = samples(&records, &clock, &caller, &team, &range).await?;
     let none_s = range.end_s.unwrap_or(clock.now_us().div_euclid(SECOND_US));
     let none = (none_s, 0.0);
     let largest = samples.iter().fold(none, |(at_s, largest), sample| {

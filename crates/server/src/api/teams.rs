@@ -55,7 +55,7 @@ pub(crate) async fn list_teams(
     };
     let api_key = match &caller.api_key {
         Some(key) => key.expose_secret().to_owned(),
-        None => key_of_user((&store, &tokens), clock.now_us(), &caller).await?,
+        None => key_of_user(&store, &tokens, clock.now_us(), &caller).await?,
     };
     let team = Team {
         id: team.id.into(),
@@ -67,7 +67,7 @@ pub(crate) async fn list_teams(
 }
 
 /// The derived key of a user. It is created if there is none.
-async fn key_of_user((store, tokens): (&Store, &TokenSeed), now_us: i64, caller: &Caller) -> Result<String, ApiError> {
+async fn key_of_user(store: &Store, tokens: &TokenSeed, now_us: i64, caller: &Caller) -> Result<String, ApiError> {
     for row in store.api_key_list(&caller.team).await? {
         let key = NewKey::derived(tokens, &row.id);
         let may_be = row.revoked_us.is_none() && row.user_id == caller.user && row.mask == key.mask();

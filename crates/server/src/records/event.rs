@@ -141,9 +141,11 @@ impl Subject {
     pub(super) fn event(
         &self,
         kind: EventType,
-        (team, id): (&model::id::TeamId, &SandboxId),
+        team: &model::id::TeamId,
+        id: &SandboxId,
         happened: &LifecycleEvent<'_>,
-        (at_us, seq): (i64, i64),
+        at_us: i64,
+        seq: i64,
     ) -> NewEvent {
         let event_id = Uuid::now_v7().to_string();
         let set_timeout = match happened {

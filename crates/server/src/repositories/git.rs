@@ -125,7 +125,8 @@ pub(super) fn populate(
     path: &MountPath,
     url: &RepositoryUrl,
     branch: Option<&str>,
-    (copy, fetch): (Option<&str>, bool),
+    copy: Option<&str>,
+    fetch: bool,
 ) -> ProcessConfig {
     let url = url.https();
     let fetch = if fetch { "1" } else { "0" };
@@ -248,7 +249,7 @@ mod tests {
     fn arguments_are_never_part_of_a_script() {
         let url: RepositoryUrl = "https://github.com/o/r".parse().expect("an address");
         let path: MountPath = "/a b;$(id)'\"".parse().expect("a path");
-        let config = populate(&path, &url, Some("main"), (None, true));
+        let config = populate(&path, &url, Some("main"), None, true);
         let scripts: Vec<&String> = config.args.iter().filter(|arg| arg.contains("git init")).collect();
         assert!(scripts.len() == 1 && !scripts[0].contains("$(id)"));
         assert!(config.args.iter().any(|arg| arg == path.as_str()));

@@ -96,7 +96,7 @@ impl Sandboxes {
         };
         let change = self
             .rows
-            .sandbox_resumed(&row.id, row.version, (started_us, row.end_us), None)
+            .sandbox_resumed(&row.id, row.version, started_us, row.end_us, None)
             .await?;
         // Nothing else changes rows before the start is over.
         let state = RowChange::Running.state();

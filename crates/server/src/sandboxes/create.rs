@@ -238,9 +238,10 @@ impl Sandboxes {
             }
         };
 
-        let first = match repositories.is_empty() {
-            true => egress.clone(),
-            false => preparation_policy(&egress),
+        let first = if repositories.is_empty() {
+            egress.clone()
+        } else {
+            preparation_policy(&egress)
         };
         let request = self.start_request(&row, &build, env_vars, first);
         let payer = Some(row.team_id.clone());
@@ -280,9 +281,10 @@ impl Sandboxes {
             }
         };
 
-        let prepared = match repositories.is_empty() {
-            true => None,
-            false => Some(self.prepare(&row, &build, &repositories, egress).await?),
+        let prepared = if repositories.is_empty() {
+            None
+        } else {
+            Some(self.prepare(&row, &build, &repositories, egress).await?)
         };
 
         let ready = match &build.start {
@@ -464,9 +466,10 @@ impl Sandboxes {
 /// The version to report for an agent. A version reported from inside a sandbox is used only if it is valid, because
 /// SDKs parse it and fail on anything else.
 pub(super) fn known_version(reported: &str) -> &str {
-    match agent::is_version(reported) {
-        true => reported,
-        false => agent::VERSION,
+    if agent::is_version(reported) {
+        reported
+    } else {
+        agent::VERSION
     }
 }
 

@@ -187,20 +187,19 @@ impl Sandboxes {
                 }
             }
         }
-        let started = match forked.is_empty() {
-            true => Vec::new(),
-            false => {
-                let id = entry.id.clone();
-                match self.node.fork(ForkSandbox { id, children: forked }).await {
-                    Ok(started) => started,
-                    Err(error) => {
-                        self.give_up_children(&children, &error).await;
-                        return Err(match (error, entry.state()) {
-                            // Its end was requested while it stood still.
-                            (NodeError::NotFound(_), State::Stopping) => ForkError::State(ChangeError::Stopping),
-                            (error, _) => error.into(),
-                        });
-                    }
+        let started = if forked.is_empty() {
+            Vec::new()
+        } else {
+            let id = entry.id.clone();
+            match self.node.fork(ForkSandbox { id, children: forked }).await {
+                Ok(started) => started,
+                Err(error) => {
+                    self.give_up_children(&children, &error).await;
+                    return Err(match (error, entry.state()) {
+                        // Its end was requested while it stood still.
+                        (NodeError::NotFound(_), State::Stopping) => ForkError::State(ChangeError::Stopping),
+                        (error, _) => error.into(),
+                    });
                 }
             }
         };

@@ -195,7 +195,7 @@ impl Sandboxes {
                         .await
                 });
                 if let Ok(Ok(paused)) = again.await {
-                    self.finish_pause(&turn, row.version, paused, (self.clock.now_us(), None))
+                    self.finish_pause(&turn, row.version, paused, self.clock.now_us(), None)
                         .await;
                     turn.apply(Transition::Saved);
                     return;
@@ -281,9 +281,10 @@ impl Sandboxes {
         self.settle(turn).await?;
         // What its disk takes is not known yet.
         let counted = CountedAs::Paused { keep, disk_bytes: 1 };
-        match is_limited {
-            true => turn.count(counted)?,
-            false => turn.force_count(counted),
+        if is_limited {
+            turn.count(counted)?
+        } else {
+            turn.force_count(counted)
         }
         if turn.begin_pause().is_none() {
             turn.force_count(CountedAs::Running);
@@ -326,7 +327,7 @@ impl Sandboxes {
             Some(syncing) => syncing.await.map_or(Err(PauseError::TaskFailed), |synced| Ok(synced?)),
             None => Ok(()),
         };
-        self.finish_pause(turn, row.version, paused, (self.clock.now_us(), None))
+        self.finish_pause(turn, row.version, paused, self.clock.now_us(), None)
             .await;
         self.records.stop_sampling(id);
         self.records.log_event(id, &LifecycleEvent::Paused(reason, paused.kept));
@@ -353,7 +354,8 @@ impl Sandboxes {
         turn: &Turn<'_>,
         version: i64,
         paused: PausedSandbox,
-        (paused_us, resume_error): (i64, Option<String>),
+        paused_us: i64,
+        resume_error: Option<String>,
     ) {
         let PausedSandbox { kept, disk_bytes, .. } = paused;
         let state = Unrecorded::Paused {

@@ -54,9 +54,10 @@ impl Sandboxes {
         let request = ClaimSandbox {
             id: row.id.clone(),
             init: self.init_of(&row, build, spec.env_vars.clone()),
-            egress: match repositories.is_empty() {
-                true => egress.clone(),
-                false => preparation_policy(&egress),
+            egress: if repositories.is_empty() {
+                egress.clone()
+            } else {
+                preparation_policy(&egress)
             },
         };
         let claimed = match self.node.claim(request).await {
@@ -70,9 +71,10 @@ impl Sandboxes {
         };
         taken.finish(true);
 
-        let prepared = match repositories.is_empty() {
-            true => None,
-            false => Some(self.prepare(&row, build, repositories, egress).await?),
+        let prepared = if repositories.is_empty() {
+            None
+        } else {
+            Some(self.prepare(&row, build, repositories, egress).await?)
         };
 
         let now_us = self.clock.now_us();

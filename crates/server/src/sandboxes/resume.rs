@@ -373,13 +373,14 @@ impl Sandboxes {
                 Arrival::Wait | Arrival::Cancel => true,
                 Arrival::Refuse(why) => return Err(why.into()),
             };
-            let connected = match was_paused {
-                true => self.resume(entry, request).await,
-                false => self.extend(entry, request).await.map(|row| Connected {
+            let connected = if was_paused {
+                self.resume(entry, request).await
+            } else {
+                self.extend(entry, request).await.map(|row| Connected {
                     row,
                     was_paused,
                     stages: Vec::new(),
-                }),
+                })
             };
             match connected {
                 Ok(connected) => return Ok(connected),

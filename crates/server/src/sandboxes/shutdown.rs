@@ -53,9 +53,10 @@ impl Sandboxes {
             keep,
             is_limited: false,
         };
-        let mut paused = match self.writes_images() {
-            true => self.pause(entry, request(Kept::Memory)).await,
-            false => self.pause(entry, request(Kept::Filesystem)).await,
+        let mut paused = if self.writes_images() {
+            self.pause(entry, request(Kept::Memory)).await
+        } else {
+            self.pause(entry, request(Kept::Filesystem)).await
         };
         // Also one whose image was not complete in time.
         if let Err(PauseError::Cancelled | PauseError::Unsupported(_) | PauseError::Node(_)) = paused {

@@ -177,10 +177,9 @@ impl Sandboxes {
                 end_us,
                 agent_version,
             } => {
-                let times = (*started_us, *end_us);
                 let version_of_agent = agent_version.as_deref();
                 self.rows
-                    .sandbox_resumed(&entry.id, version, times, version_of_agent)
+                    .sandbox_resumed(&entry.id, version, *started_us, *end_us, version_of_agent)
                     .await
             }
         }

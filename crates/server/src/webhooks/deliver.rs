@@ -220,7 +220,7 @@ impl Deliverer {
         let webhook = &waiting.webhook_id;
         if !self
             .store
-            .delivery_claim(webhook, &delivery, (&attempt_id, &self.node), until_us)
+            .delivery_claim(webhook, &delivery, &attempt_id, &self.node, until_us)
             .await?
         {
             return Ok(());

@@ -107,7 +107,8 @@ impl NodeRows {
         &self,
         id: &SandboxId,
         version: i64,
-        (started_us, end_us): (i64, i64),
+        started_us: i64,
+        end_us: i64,
         agent_version: Option<&str>,
     ) -> Result<Change<SandboxRow>, StoreError> {
         if let Some(agent_version) = agent_version {

@@ -193,7 +193,7 @@ pub(crate) async fn deliveries_are_claimed_once_and_bounded(db: Database) {
     for n in 0..5 {
         won += u32::from(
             store
-                .delivery_claim(&hook.id, first, (&uuid(100 + n), &node_id(1)), 500)
+                .delivery_claim(&hook.id, first, &uuid(100 + n), &node_id(1), 500)
                 .await
                 .unwrap(),
         );
@@ -224,7 +224,7 @@ pub(crate) async fn deliveries_are_claimed_once_and_bounded(db: Database) {
     assert_eq!(again, want);
     assert!(
         store
-            .delivery_claim(&hook.id, &again, (&uuid(200), &node_id(1)), 900)
+            .delivery_claim(&hook.id, &again, &uuid(200), &node_id(1), 900)
             .await
             .unwrap()
     );
@@ -240,7 +240,7 @@ pub(crate) async fn deliveries_are_claimed_once_and_bounded(db: Database) {
     let again = store.deliveries_due(&hook.id, 800, 10).await.unwrap().pop().unwrap();
     assert!(
         store
-            .delivery_claim(&hook.id, &again, (&uuid(202), &node_id(1)), 1000)
+            .delivery_claim(&hook.id, &again, &uuid(202), &node_id(1), 1000)
             .await
             .unwrap()
     );
@@ -255,7 +255,7 @@ pub(crate) async fn deliveries_are_claimed_once_and_bounded(db: Database) {
     assert!(store.deliveries_due(&hook.id, 5, 10).await.unwrap().contains(&again));
     assert!(
         store
-            .delivery_claim(&hook.id, &again, (&uuid(202), &node_id(1)), 1000)
+            .delivery_claim(&hook.id, &again, &uuid(202), &node_id(1), 1000)
             .await
             .unwrap()
     );

@@ -329,7 +329,7 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
     for stale in [
         rows.sandbox_paused(id, row.version, pause(Kept::Memory)).await.unwrap(),
         rows.sandbox_resuming(id, row.version, &resumption).await.unwrap(),
-        rows.sandbox_resumed(id, row.version, (8, 9), None).await.unwrap(),
+        rows.sandbox_resumed(id, row.version, 8, 9, None).await.unwrap(),
         rows.sandbox_pausing(id, row.version - 1, Kept::Memory, None)
             .await
             .unwrap(),
@@ -398,7 +398,7 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
         ..resuming.clone()
     };
     let change = rows
-        .sandbox_resumed(id, resuming.version, (8, 708), Some("9.9.9"))
+        .sandbox_resumed(id, resuming.version, 8, 708, Some("9.9.9"))
         .await
         .unwrap();
     assert_eq!(change, Change::Applied(running));

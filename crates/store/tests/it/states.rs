@@ -43,7 +43,7 @@ async fn make(rows: &NodeRows, change: RowChange, row: &SandboxRow) -> Result<Ch
             };
             rows.sandbox_resuming(id, version, &resumption).await
         }
-        RowChange::Running => rows.sandbox_resumed(id, version, (8, 9), None).await,
+        RowChange::Running => rows.sandbox_resumed(id, version, 8, 9, None).await,
         RowChange::Stopping | RowChange::Gone => rows.sandbox_change_state(id, version, change).await,
     }
 }

@@ -168,9 +168,10 @@ impl<const MIN: u32, const MAX: u32> From<u32> for Within<MIN, MAX> {
 impl<const MIN: u32, const MAX: u32> BodyValue for Within<MIN, MAX> {
     fn read(value: &Value, at: &FieldPath<'_>) -> Result<Self, ApiError> {
         let number = read_whole(value, at)?;
-        match (MIN..=MAX).contains(&number) {
-            true => Ok(Self(number)),
-            false => Err(at.error(format_args!("number must be from {MIN} to {MAX}"))),
+        if (MIN..=MAX).contains(&number) {
+            Ok(Self(number))
+        } else {
+            Err(at.error(format_args!("number must be from {MIN} to {MAX}")))
         }
     }
 

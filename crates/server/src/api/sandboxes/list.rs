@@ -186,9 +186,10 @@ async fn list(store: &Store, caller: &Caller, parameters: ListParameters, limit:
         template,
         started_from_us: parameters.started_from_us,
     };
-    let total = match wants_running {
-        true => Some(store.sandbox_count_running(&caller.team, &filter).await?),
-        false => None,
+    let total = if wants_running {
+        Some(store.sandbox_count_running(&caller.team, &filter).await?)
+    } else {
+        None
     };
     let found = store
         .sandbox_page(

@@ -98,15 +98,13 @@ pub(crate) async fn pause_sandbox(
     let entry = caller.sandbox(&sandboxes, &id).await?;
     let request = PauseRequest {
         reason: PauseReason::Client,
-        keep: match body.memory {
-            true => Kept::Memory,
-            false => Kept::Filesystem,
-        },
+        keep: if body.memory { Kept::Memory } else { Kept::Filesystem },
         is_limited: true,
     };
-    let paused = match body.require_healthy_guest {
-        true => sandboxes.pause_if_healthy(&entry, request).await,
-        false => sandboxes.pause(&entry, request).await,
+    let paused = if body.require_healthy_guest {
+        sandboxes.pause_if_healthy(&entry, request).await
+    } else {
+        sandboxes.pause(&entry, request).await
     };
     paused.map_err(|error| ApiError::not_paused(error, &id))?;
     Ok(StatusCode::NO_CONTENT)
@@ -174,7 +172,7 @@ pub(crate) async fn connect_sandbox_v1(
     body: RequiredBody<ConnectSandboxV1>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
-    connect((&sandboxes, &access), &caller, sandbox, (body.timeout, body.memory)).await
+    connect(&sandboxes, &access, &caller, sandbox, body.timeout, body.memory).await
 }
 
 /// Connects to a sandbox. A paused sandbox is resumed.
@@ -198,14 +196,16 @@ pub(crate) async fn connect_sandbox(
     body: OptionalBody<ConnectSandbox>,
 ) -> Result<Response, ApiError> {
     let body = body.read()?;
-    connect((&sandboxes, &access), &caller, sandbox, (body.timeout, body.memory)).await
+    connect(&sandboxes, &access, &caller, sandbox, body.timeout, body.memory).await
 }
 
 async fn connect(
-    (sandboxes, access): (&Arc<Sandboxes>, &SandboxAccess),
+    sandboxes: &Arc<Sandboxes>,
+    access: &SandboxAccess,
     caller: &Caller,
     SandboxPath(id): SandboxPath,
-    (timeout, memory): (Lifetime<0>, bool),
+    timeout: Lifetime<0>,
+    memory: bool,
 ) -> Result<Response, ApiError> {
     let timeout_s = timeout.within(&caller.quota)?;
     let entry = caller.sandbox(sandboxes, &id).await?;
@@ -221,9 +221,10 @@ async fn connect(
 }
 
 fn answer(connected: Connected, access: &SandboxAccess) -> Result<Response, ApiError> {
-    let status = match connected.was_paused {
-        true => StatusCode::CREATED,
-        false => StatusCode::OK,
+    let status = if connected.was_paused {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
     };
     let response = json(status, &ConnectionInfo::new(connected.row, access))?;
     Ok(timed(response, &connected.stages))

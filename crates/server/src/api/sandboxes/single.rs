@@ -36,9 +36,10 @@ pub(crate) async fn get_sandbox(
         return Err(ApiError::no_sandbox(id));
     };
     // For sandboxes of this node, the registry is the first to know their state.
-    let state = match sandboxes.is_elsewhere(&row) {
-        true => row.state,
-        false => sandboxes.registry.get(&id).map_or(State::Gone, |entry| entry.state()),
+    let state = if sandboxes.is_elsewhere(&row) {
+        row.state
+    } else {
+        sandboxes.registry.get(&id).map_or(State::Gone, |entry| entry.state())
     };
     match state {
         State::Running | State::Pausing | State::Paused | State::Resuming => json(

@@ -222,7 +222,7 @@ pub(crate) async fn delete_snapshot(
     if store.snapshot_list(&caller.team, &filter, 1).await?.is_empty() {
         return Err(ApiError::unknown_template(&text));
     }
-    manage::delete(&store, &builds, &clock, (&row, &text)).await
+    manage::delete(&store, &builds, &clock, &row, &text).await
 }
 
 /// What is looked for; none if nothing can be found.

@@ -139,9 +139,10 @@ pub(crate) async fn check_space(builds: &Builds, caller: &Caller) -> Result<(), 
     };
     let used = builds.template_bytes(&caller.team).await;
     let used_mb = used.map_err(ApiError::failed)? / MIB;
-    match used_mb >= u64::from(limit_mb) {
-        true => Err(too_little_space(limit_mb, used_mb)),
-        false => Ok(()),
+    if used_mb >= u64::from(limit_mb) {
+        Err(too_little_space(limit_mb, used_mb))
+    } else {
+        Ok(())
     }
 }
 

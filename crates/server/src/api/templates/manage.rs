@@ -100,7 +100,7 @@ pub(crate) async fn delete_template(
     NamePath(text): NamePath,
 ) -> Result<Response, ApiError> {
     let row = find_own(&text, &caller.team, &store).await?;
-    delete(&store, &builds, &clock, (&row, &text)).await
+    delete(&store, &builds, &clock, &row, &text).await
 }
 
 /// Deletes a template that a request names by this text.
@@ -108,7 +108,8 @@ pub(crate) async fn delete(
     store: &Store,
     builds: &Builds,
     clock: &Clock,
-    (row, text): (&TemplateRow, &str),
+    row: &TemplateRow,
+    text: &str,
 ) -> Result<Response, ApiError> {
     match store.template_delete(&row.id, clock.now_us()).await? {
         Deleted::Deleted(cancelled) => {

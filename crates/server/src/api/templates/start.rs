@@ -262,11 +262,12 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
         });
     }
     if let Some(hash) = archive {
-        return match is_hash(&hash) {
-            true => Ok(Ok(Source::Archive { hash })),
-            false => Err(ApiError::invalid(
+        return if is_hash(&hash) {
+            Ok(Ok(Source::Archive { hash }))
+        } else {
+            Err(ApiError::invalid(
                 "fromArchive must be 64 lower-case hexadecimal digits",
-            )),
+            ))
         };
     }
     let name = match (image, template) {
@@ -356,7 +357,7 @@ pub(crate) async fn start_build(
         force: body.force,
         steps_as_root,
     };
-    start(&state, (&template.id, &build.id), &recipe, sealed).await
+    start(&state, &template.id, &build.id, &recipe, sealed).await
 }
 
 /// What the request of a build of version 1 left.
@@ -415,13 +416,14 @@ pub(crate) async fn start_build_v1(
         force: false,
         steps_as_root: false,
     };
-    start(&state, (&template.id, &build.id), &recipe, None).await
+    start(&state, &template.id, &build.id, &recipe, None).await
 }
 
 /// Starts a build with a recipe.
 async fn start(
     state: &ApiState,
-    (template, build): (&TemplateId, &BuildId),
+    template: &TemplateId,
+    build: &BuildId,
     recipe: &Recipe,
     sealed: Option<String>,
 ) -> Result<Response, ApiError> {
@@ -461,9 +463,10 @@ async fn refuse(
         step: Some("base".to_owned()),
     };
     let now_us = state.clock.now_us();
-    match state.store.build_refuse(template, build, &reason, now_us).await? {
-        true => Ok(accepted()),
-        false => Err(not_waiting(build)),
+    if state.store.build_refuse(template, build, &reason, now_us).await? {
+        Ok(accepted())
+    } else {
+        Err(not_waiting(build))
     }
 }
 

@@ -285,9 +285,10 @@ pub(crate) async fn get_build_logs(
     let cursor_us = which.cursor_ms.map(|ms| ms.saturating_mul(1000));
     let is_backward = matches!(which.direction, Some(LogOrder::Backward));
     let oldest_us = clock.now_us() - WINDOW_S * SECOND_US;
-    let (from_us, to_us) = match is_backward {
-        false => (cursor_us.unwrap_or(0), i64::MAX),
-        true => (0, cursor_us.map_or(i64::MAX, |us| us.saturating_add(999))),
+    let (from_us, to_us) = if is_backward {
+        (0, cursor_us.map_or(i64::MAX, |us| us.saturating_add(999)))
+    } else {
+        (cursor_us.unwrap_or(0), i64::MAX)
     };
     let query = BuildLogQuery {
         from_us: from_us.max(oldest_us),

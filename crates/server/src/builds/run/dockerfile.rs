@@ -277,17 +277,17 @@ impl<'a> Run<'a, '_> {
                         let why = format!("several sources take a directory as their destination: write {dest}/");
                         return Err(BuildFailure::at(name, why));
                     }
-                    let first = self.copy(stage, (name, line.line), &files, None)?;
+                    let first = self.copy(stage, name, line.line, &files, None)?;
                     let shown = format!("{prefix} {shown} [{}]", short(stage.progress.key.as_str()));
-                    stage.progress.perform(name, (&prefix, shown), &first).await?;
-                    self.copy(stage, (name, line.line), &heredocs, None)?
+                    stage.progress.perform(name, &prefix, shown, &first).await?;
+                    self.copy(stage, name, line.line, &heredocs, None)?
                 } else {
-                    self.copy(stage, (name, line.line), copy, from)?
+                    self.copy(stage, name, line.line, copy, from)?
                 }
             }
         };
         let shown = format!("{prefix} {shown} [{}]", short(stage.progress.key.as_str()));
-        stage.progress.perform(name, (&prefix, shown), &instruction).await
+        stage.progress.perform(name, &prefix, shown, &instruction).await
     }
 
     fn argument(&self, stage: &mut Stage<'_>, argument: &Argument, default: Option<String>) {
@@ -321,7 +321,8 @@ impl<'a> Run<'a, '_> {
     fn copy(
         &self,
         stage: &mut Stage<'_>,
-        (name, line): (&str, usize),
+        name: &str,
+        line: usize,
         copy: &Copy,
         from: Option<(LayerStack, String)>,
     ) -> Result<Instruction, BuildFailure> {

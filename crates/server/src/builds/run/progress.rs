@@ -151,7 +151,7 @@ impl<'a> Progressing<'a> {
         match source {
             Source::Base => self.log(BASE, "[base] FROM base".to_owned()),
             Source::Template { spec, .. } => self.inherit(spec),
-            Source::Image { reference, registry } => self.import(reference, (registry.as_ref(), logins)).await?,
+            Source::Image { reference, registry } => self.import(reference, registry.as_ref(), logins).await?,
             Source::Archive { hash } => self.unpack(hash).await?,
             Source::Scratch => self.scratch().await?,
             // It has sources of its own.
@@ -196,7 +196,8 @@ impl<'a> Progressing<'a> {
     async fn import(
         &mut self,
         reference: &str,
-        (registry, logins): (Option<&Registry>, &Logins),
+        registry: Option<&Registry>,
+        logins: &Logins,
     ) -> Result<(), BuildFailure> {
         let settings = &self.context.settings;
         let pull = |resolve| PullJob {
@@ -361,7 +362,7 @@ impl<'a> Progressing<'a> {
             }
             return Ok(());
         }
-        self.perform(name, (&prefix, line), instruction).await
+        self.perform(name, &prefix, line, instruction).await
     }
 
     /// Writes the line of a step that makes no layer, with the word of a cached one if an earlier build had it as well.
@@ -397,7 +398,8 @@ impl<'a> Progressing<'a> {
     pub(super) async fn perform(
         &mut self,
         name: &str,
-        (prefix, line): (&str, String),
+        prefix: &str,
+        line: String,
         instruction: &Instruction,
     ) -> Result<(), BuildFailure> {
         let is_cached = self.take_cached().await;

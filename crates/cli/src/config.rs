@@ -15,6 +15,7 @@ mod error;
 mod file;
 mod https;
 mod injection;
+mod key;
 pub(crate) mod keys;
 mod limits;
 mod mcp;

@@ -43,7 +43,6 @@ use store::sandboxes::SandboxRow;
 use tokio::sync::Notify;
 
 pub(crate) use self::encoding::Sample;
-pub(crate) use self::event::SandboxEvent;
 use self::event::Subject;
 pub(crate) use self::lifecycle_event::LifecycleEvent;
 use self::queue::{Item, WriteQueue};

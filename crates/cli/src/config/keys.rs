@@ -7,7 +7,7 @@
 use model::resources::OPEN_FILES_MAX;
 use server::settings::RepositorySettings;
 
-use super::resolved::Config;
+pub(crate) use super::key::{Key, Kind, Set};
 use super::values::{
     boolean, count, criu, directory, disk_reserve, domain, file, host_names, kib, limit, listen, log_format, log_level,
     mib, networks, number, pause_answer, schemes, seconds, some,
@@ -22,59 +22,6 @@ const WEBHOOKS_MAX: u32 = 1000;
 const WEBHOOKS_RETRY_MAX_S: u32 = 600;
 /// The upper limit of a number that has none of its own.
 pub(super) const MAX: u32 = u32::MAX;
-
-/// The type of a key. A configuration file must use the same type, so that `launchers = "two"` is an error of the file
-/// and not of the code that uses the value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A string.
-    Text,
-    /// An integer.
-    Integer,
-    /// `true` or `false`.
-    Boolean,
-    /// A table of names with an address or a list of addresses each. Outside of the file `name=address,name=address`.
-    Hosts,
-}
-
-impl Kind {
-    /// The type as an error message names it.
-    pub(crate) fn describe(self) -> &'static str {
-        match self {
-            Self::Text => "a string in quotes",
-            Self::Integer => "an integer",
-            Self::Boolean => "true or false",
-            Self::Hosts => "a table of names, each with an address or a list of addresses in quotes",
-        }
-    }
-}
-
-/// One configuration key.
-#[derive(Debug)]
-pub(crate) struct Key {
-    /// The name in the configuration file; a dot stands for a table.
-    pub(crate) name: &'static str,
-    /// The flag of the command line, where there is one. Secrets have none: a process list shows flags.
-    pub(crate) flag: Option<&'static str>,
-    /// The type.
-    pub(crate) kind: Kind,
-    /// The default, as a value or a description.
-    pub(crate) default: &'static str,
-    /// The meaning, in one sentence or two.
-    pub(crate) meaning: &'static str,
-    /// How its value is read, and which field of the configuration it becomes; none where that depends on other keys.
-    pub(crate) set: Option<Set<Config>>,
-}
-
-/// Reads the value of a key, and sets what it means. Errors say what is expected.
-pub(crate) type Set<T> = fn(&mut T, &str) -> Result<(), String>;
-
-impl Key {
-    /// The environment variable that sets it.
-    pub(crate) fn env(&self) -> String {
-        format!("RINGFENCE_{}", self.name.replace('.', "_").to_uppercase())
-    }
-}
 
 macro_rules! set {
     () => { None };

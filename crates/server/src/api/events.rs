@@ -2,6 +2,7 @@
 //!
 //! Events outlive their sandbox, so its existence is not checked: an unknown sandbox, or another team's, has no events.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -10,6 +11,7 @@ use http::{HeaderValue, StatusCode, header};
 use model::event::{EventType, EventTypes};
 use model::id::SandboxId;
 use store::records::EventQuery;
+use utoipa::ToSchema;
 use utoipa::openapi::path::{ParameterBuilder, ParameterStyle};
 use utoipa::openapi::schema::ArrayBuilder;
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
@@ -18,7 +20,7 @@ use super::auth::{Caller, SandboxPath};
 use super::error::ApiError;
 use super::query::Query;
 use super::query::shape::{EnumParameter, Flag, Number, Parameter, Params, parse_value, query};
-use crate::records::{Records, SandboxEvent};
+use crate::records::Records;
 
 /// Default maximum number of events in a response (API contract).
 const LIMIT_DEFAULT: i64 = 10;
@@ -79,6 +81,60 @@ pub(super) fn type_schema() -> ObjectBuilder {
     ObjectBuilder::new()
         .schema_type(Type::String)
         .enum_values(Some(EventType::ALL.map(EventType::as_str)))
+}
+
+/// An event in the life of a sandbox.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+#[expect(dead_code, reason = "describes what the records have stored as JSON")]
+struct SandboxEvent {
+    /// The version of this form: `v2`.
+    version: String,
+    /// The id of the event, a UUID. Attempts to send one event to a webhook have the same.
+    id: String,
+    /// `sandbox.lifecycle.created`, `updated`, `paused`, `resumed`, `checkpointed` or `killed`.
+    #[schema(rename = "type")]
+    kind: String,
+    /// `lifecycle`, for earlier readers.
+    event_category: String,
+    /// `create`, `update`, `pause`, `resume`, `checkpoint` or `kill`, for earlier readers.
+    event_label: String,
+    /// What else is known about it.
+    event_data: Option<SandboxEventData>,
+    sandbox_id: String,
+    sandbox_team_id: String,
+    sandbox_template_id: String,
+    sandbox_build_id: String,
+    /// The run of the sandbox, which changes with a resume.
+    sandbox_execution_id: String,
+    #[schema(format = DateTime)]
+    timestamp: String,
+}
+
+/// What else is known about an event.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes what the records have stored as JSON")]
+struct SandboxEventData {
+    /// The metadata of the sandbox, unless it is larger than 16 KiB.
+    sandbox_metadata: Option<BTreeMap<String, String>>,
+    /// When the sandbox ends now; in events of type `updated`.
+    #[schema(format = DateTime)]
+    set_timeout: Option<String>,
+    /// The run that is over; in events of the types `paused` and `killed`.
+    execution: Option<SandboxExecution>,
+}
+
+/// A run of a sandbox.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes what the records have stored as JSON")]
+struct SandboxExecution {
+    #[schema(format = DateTime)]
+    started_at: String,
+    vcpu_count: u32,
+    /// Memory of the sandbox, in MiB.
+    memory_mb: u32,
+    /// How long the sandbox ran, in milliseconds.
+    execution_time: i64,
 }
 
 /// Returns events of the sandboxes of the team, the newest first.

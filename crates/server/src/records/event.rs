@@ -11,7 +11,6 @@ use model::id::SandboxId;
 use serde::Serialize;
 use store::records::NewEvent;
 use store::sandboxes::SandboxRow;
-use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::lifecycle_event::LifecycleEvent;
@@ -23,10 +22,10 @@ const METADATA_MAX: usize = 16 * 1024;
 /// The form of events, which receivers look at.
 const VERSION: &str = "v2";
 
-/// An event in the life of a sandbox.
-#[derive(Debug, Serialize, ToSchema)]
+/// An event in the life of a sandbox. The API describes the keys.
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct SandboxEvent {
+struct EventBody {
     /// The version of this form: `v2`.
     version: &'static str,
     /// The id of the event, a UUID. Attempts to send one event to a webhook have the same.
@@ -39,36 +38,33 @@ pub(crate) struct SandboxEvent {
     /// `create`, `update`, `pause`, `resume`, `checkpoint` or `kill`, for earlier readers.
     event_label: &'static str,
     /// What else is known about it.
-    event_data: Option<SandboxEventData>,
+    event_data: Option<EventData>,
     sandbox_id: String,
     sandbox_team_id: String,
     sandbox_template_id: String,
     sandbox_build_id: String,
     /// The run of the sandbox, which changes with a resume.
     sandbox_execution_id: String,
-    #[schema(format = DateTime)]
     timestamp: String,
 }
 
 /// What else is known about an event.
-#[derive(Debug, Default, Serialize, ToSchema)]
-struct SandboxEventData {
+#[derive(Debug, Default, Serialize)]
+struct EventData {
     /// The metadata of the sandbox, unless it is larger than 16 KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     sandbox_metadata: Option<BTreeMap<String, String>>,
     /// When the sandbox ends now; in events of type `updated`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(format = DateTime)]
     set_timeout: Option<String>,
     /// The run that is over; in events of the types `paused` and `killed`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    execution: Option<SandboxExecution>,
+    execution: Option<Execution>,
 }
 
 /// A run of a sandbox.
-#[derive(Debug, Serialize, ToSchema)]
-struct SandboxExecution {
-    #[schema(format = DateTime)]
+#[derive(Debug, Serialize)]
+struct Execution {
     started_at: String,
     vcpu_count: u32,
     /// Memory of the sandbox, in MiB.
@@ -153,19 +149,19 @@ impl Subject {
             _ => None,
         };
         let is_over = matches!(kind, EventType::Paused | EventType::Killed);
-        let execution = is_over.then(|| SandboxExecution {
+        let execution = is_over.then(|| Execution {
             started_at: rfc3339(self.started_us),
             vcpu_count: self.cpu_count,
             memory_mb: self.memory_mb,
             execution_time: (self.ended_us.unwrap_or(at_us) - self.started_us).max(0) / 1000,
         });
-        let data = SandboxEventData {
+        let data = EventData {
             sandbox_metadata: self.metadata.clone(),
             set_timeout,
             execution,
         };
         let is_empty = data.sandbox_metadata.is_none() && data.set_timeout.is_none() && data.execution.is_none();
-        let event = SandboxEvent {
+        let event = EventBody {
             version: VERSION,
             id: event_id.clone(),
             kind: kind.as_str(),

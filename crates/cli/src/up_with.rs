@@ -39,8 +39,15 @@ async fn build(data_dir: &PathBuf, template: &str) {
         Ok(done) => {
             let said = String::from_utf8_lossy(&done.stderr);
             let from = said.len().saturating_sub(SAID_MAX);
-            let end = said.char_indices().find(|(at, _)| *at >= from).map_or("", |(at, _)| &said[at..]);
-            tracing::error!(template, "the build failed, run `ringfence template add {template}`: {}", end.trim_end());
+            let end = said
+                .char_indices()
+                .find(|(at, _)| *at >= from)
+                .map_or("", |(at, _)| &said[at..]);
+            tracing::error!(
+                template,
+                "the build failed, run `ringfence template add {template}`: {}",
+                end.trim_end()
+            );
         }
         Err(error) => tracing::error!(template, "the build was not started: {error}"),
     }

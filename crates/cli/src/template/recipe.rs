@@ -66,7 +66,7 @@ macro_rules! files {
     };
 }
 
-/// All of them.
+/// The recipes that the program carries.
 const CARRIED: &[Carried] = &[Carried {
     name: "code-interpreter",
     files: files!(
@@ -112,7 +112,10 @@ impl Carried {
             Some(found) => Ok(found),
             None => {
                 let names: Vec<_> = CARRIED.iter().map(|one| one.name).collect();
-                bail!("there is no ready-made template {name:?}; there is {}", names.join(", "))
+                bail!(
+                    "there is no ready-made template {name:?}; there is {}",
+                    names.join(", ")
+                )
             }
         }
     }
@@ -213,7 +216,12 @@ mod tests {
             drop(unpacked);
             assert!(!path.exists());
         }
-        assert!(Carried::named("nothing").unwrap_err().to_string().contains("code-interpreter"));
+        assert!(
+            Carried::named("nothing")
+                .unwrap_err()
+                .to_string()
+                .contains("code-interpreter")
+        );
     }
 
     #[test]
@@ -230,7 +238,10 @@ mod tests {
             format: crate::output::Format::Text,
         };
         let build = carried.build_args(&args).unwrap();
-        assert_eq!((build.name.as_deref(), build.cpu, build.memory), (Some("b"), Some(2), Some(4096)));
+        assert_eq!(
+            (build.name.as_deref(), build.cpu, build.memory),
+            (Some("b"), Some(2), Some(4096))
+        );
         assert_eq!(build.start_cmd.as_deref(), Some("/opt/code-interpreter/start"));
         assert!(build.ready_cmd.unwrap().contains(":49999/health"));
         assert!(toml::from_str::<Recipe>("nam = 'a'").is_err());

@@ -66,7 +66,7 @@ macro_rules! files {
     };
 }
 
-/// All of them.
+/// The recipes that the program carries.
 const CARRIED: &[Carried] = &[Carried {
     name: "code-interpreter",
     files: files!(

@@ -1,7 +1,7 @@
 """Who may run cells, and which variables the sandbox has: both are questions for the agent of the sandbox.
 
 Whoever knows the access token of the sandbox may; where a sandbox has none, everybody who reaches the port. An answer holds until
-the platform writes `/run/ringfence/sandbox.json` anew, which it does when a sandbox is given to somebody, forked or resumed.
+the platform writes `/run/ringfence/sandbox.json` anew, which it does when a sandbox is given to another user, forked or resumed.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ class Access:
         except (aiohttp.ClientError, TimeoutError, ValueError) as failed:
             raise Unanswered("the agent of the sandbox does not answer") from failed
         if not isinstance(said, dict):
-            raise Unanswered("the agent of the sandbox answered something else than variables")
+            raise Unanswered("the agent of the sandbox gave no object: expected variables and their values")
         return {str(name): value for name, value in said.items() if isinstance(value, str)}

@@ -119,7 +119,7 @@ class Context:
         return self._kernel
 
     async def _replace(self, kernel: Kernel | None) -> None:
-        """Removes a kernel that has ended, and starts another one unless somebody did."""
+        """Removes a kernel that has ended, and starts another one unless another request did."""
         if kernel is not None and kernel is self._kernel:
             self._kernel = None
             await stopped(kernel)

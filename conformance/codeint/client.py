@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from e2b import NotFoundException, TimeoutException
+from e2b import NotFoundException
 from e2b_code_interpreter import Sandbox
 
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
@@ -34,10 +34,6 @@ def main() -> None:
         found["data"] = box.run_code("import pandas as pd; pd.DataFrame({'a': [1, 2]})").results[0].data
         found["json"] = box.run_code("{'k': [1]}").results[0].json
         found["html"] = box.run_code("from IPython.display import HTML; HTML('<b>x</b>')").results[0].html
-        try:
-            box.run_code("while True: pass", timeout=1)
-        except TimeoutException:
-            found["timeout"] = "Timeout"
         found["after"] = box.run_code("'alive'").text
         said: list[str] = []
         box.run_code(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -10,12 +9,17 @@ import pytest
 from e2b import SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
+from harness.platform import Platform
 from harness.traffic import until
 
 
 def test_a_kernel_that_dies_is_replaced(shared: Sandbox) -> None:
     shared.run_code("v = 1")
-    died = shared.run_code("import os; print('last'); os.sys.stdout.flush(); os.kill(os.getpid(), 9)")
+
+    def kill(_: object) -> None:
+        shared.commands.run("pkill -9 -f code_interpreter_kerne[l]", user="root")
+
+    died = shared.run_code("import time; print('last'); time.sleep(600)", on_stdout=kill)
     assert died.error and died.error.name == "ContextRestarting"
     assert "".join(died.logs.stdout) == "last\n"
     after = shared.run_code("'v' in dir()")
@@ -82,22 +86,22 @@ def test_a_client_that_reads_nothing_stops_the_cell(box: Sandbox) -> None:
     assert box.run_code("'free'").text == "free"
 
 
-def forked(parent: Sandbox) -> Sandbox:
+def forked(platform: Platform, parent: Sandbox) -> Sandbox:
     """A fork, which the SDK has no method for."""
-    path = f"{os.environ['E2B_API_URL']}/sandboxes/{parent.sandbox_id}/fork"
-    answer = httpx.post(path, headers={"X-API-Key": os.environ["E2B_API_KEY"]}, json={"timeout": 120}, timeout=60)
+    headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
+    answer = httpx.post(f"{platform.url}/sandboxes/{parent.sandbox_id}/fork", headers=headers, json={"timeout": 120}, timeout=60)
     assert answer.status_code == 201, answer.text
     return Sandbox.connect(answer.json()[0]["sandbox"]["sandboxID"], timeout=300)
 
 
-def test_variables_outlive_a_pause_and_a_fork(box: Sandbox) -> None:
+def test_variables_outlive_a_pause_and_a_fork(platform: Platform, box: Sandbox) -> None:
     box.run_code("a = [1]")
     box.run_code("b=2", language="bash")
     box.run_code("c = 3", language="js")
     box.pause()
     again = Sandbox.connect(box.sandbox_id, timeout=300)
     assert again.run_code("a.append(2); a").text == "[1, 2]"
-    fork = forked(again)
+    fork = forked(platform, again)
     try:
         assert fork.run_code("a.append(3); a").text == "[1, 2, 3]"
         assert fork.run_code("echo $b", language="bash").logs.stdout == ["2\n"]

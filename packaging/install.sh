@@ -239,7 +239,7 @@ install_tarball() {
     done
     rm -rf /usr/local/share/doc/ringfence
     mkdir -p /usr/local/share/doc/ringfence
-    cp -R "$from/docs" "$from/copyright" "$from/README.md" "$from/CHANGELOG.md" "$from/SECURITY.md" /usr/local/share/doc/ringfence/
+    cp -R "$from/docs" "$from/monitoring" "$from/copyright" "$from/README.md" "$from/CHANGELOG.md" "$from/SECURITY.md" /usr/local/share/doc/ringfence/
     # It is its owner's once it is there.
     if [ ! -e /etc/ringfence/ringfence.toml ]; then
         put "$from/ringfence.toml" /etc/ringfence/ringfence.toml 600

@@ -120,6 +120,11 @@ helpers() { # DIRECTORY
   done
 }
 
+# What the tools of an operator load.
+monitoring() { # DIRECTORY
+  install -D -m 644 -t "$1" "$root/packaging/monitoring/alerts.yml" "$root/packaging/monitoring/grafana-dashboard.json"
+}
+
 # What both packages hold, at its places in the tarball.
 tree=$work/ringfence-$version
 mkdir -p "$tree"
@@ -127,6 +132,7 @@ install -m 755 "$binary" "$tree/ringfence"
 install -m 644 "$notices" "$tree/copyright"
 install -m 644 "$root/README.md" "$root/CHANGELOG.md" "$root/SECURITY.md" "$root/packaging/ringfence.toml" "$tree/"
 pages "$tree/docs"
+monitoring "$tree/monitoring"
 helpers "$tree"
 # A user who unpacks a tarball puts the program where what is not a package belongs.
 sed 's|/usr/bin/|/usr/local/bin/|; s|/usr/share/doc/ringfence/|/usr/local/share/doc/ringfence/|' \
@@ -146,6 +152,7 @@ install -m 600 "$root/packaging/ringfence.toml" "$deb/etc/ringfence/"
 install -m 644 "$notices" "$doc/copyright"
 install -m 644 "$root/README.md" "$root/SECURITY.md" "$doc/"
 pages "$doc/docs"
+monitoring "$doc/monitoring"
 helpers "$deb/usr"
 # Where Debian looks for those of packages.
 mkdir -p "$deb/usr/share/zsh/vendor-completions"

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use tokio::process::Command;
-use tokio_util::task::AbortOnDropHandle;
+use tokio::task::JoinSet;
 
 /// This program, whatever became of the file that it was started from.
 const PROGRAM: &str = "/proc/self/exe";
@@ -15,13 +15,15 @@ const PROGRAM: &str = "/proc/self/exe";
 const SAID_MAX: usize = 2000;
 
 /// Builds what the default team does not have, one after another. It ends when what is returned is dropped.
-pub(crate) fn start(data_dir: &Path, templates: &[String]) -> AbortOnDropHandle<()> {
+pub(crate) fn start(data_dir: &Path, templates: &[String]) -> JoinSet<()> {
     let (data_dir, templates) = (data_dir.to_owned(), templates.to_vec());
-    AbortOnDropHandle::new(tokio::spawn(async move {
+    let mut building = JoinSet::new();
+    building.spawn(async move {
         for template in templates {
             build(&data_dir, &template).await;
         }
-    }))
+    });
+    building
 }
 
 fn command(data_dir: &PathBuf) -> Command {

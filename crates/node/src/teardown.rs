@@ -35,7 +35,7 @@ const TURNS: (usize, usize) = (2, 16);
 /// The tear-downs of a node.
 #[derive(Debug)]
 pub(crate) struct Teardowns {
-    /// Those that have begun and are not over, with the time of their beginning.
+    /// Tear-downs that have begun and are not over, with the time of their beginning.
     under_way: watch::Sender<BTreeMap<u64, Instant>>,
     next: AtomicU64,
     behind: Mutex<Behind>,

@@ -44,7 +44,7 @@ pub(crate) struct Bench {
 #[derive(Default)]
 struct Gathered {
     create: Kind,
-    /// Those that got a sandbox which was kept ready. What failed counts among the others.
+    /// Creates that got a sandbox which was kept ready. What failed counts among the others.
     create_ready: Kind,
     first_output: Kind,
     delete: Kind,

@@ -37,9 +37,7 @@ fn pool_base(host_bytes: u64) -> u32 {
 /// The memory that the kernel of the host manages, in bytes.
 fn memory_of_host() -> u64 {
     let info = rustix::system::sysinfo();
-    // Both are of the word size of the machine.
-    let (units, unit) = (u64::try_from(info.totalram), u64::from(info.mem_unit));
-    units.unwrap_or(u64::MAX).saturating_mul(unit)
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
 /// The configuration, validated.

@@ -124,6 +124,8 @@ fn both_packages_are_whole_and_the_same_each_time() {
         "README.md",
         "SECURITY.md",
         "copyright",
+        "monitoring/alerts.yml",
+        "monitoring/grafana-dashboard.json",
         "ringfence",
         "ringfence.service",
         "ringfence.toml",
@@ -156,6 +158,8 @@ fn both_packages_are_whole_and_the_same_each_time() {
         (format!("{doc}SECURITY.md"), readable),
         (format!("{doc}changelog.gz"), readable),
         (format!("{doc}copyright"), readable),
+        (format!("{doc}monitoring/alerts.yml"), readable),
+        (format!("{doc}monitoring/grafana-dashboard.json"), readable),
         (
             "./usr/share/fish/vendor_completions.d/ringfence.fish".to_owned(),
             readable,

@@ -108,7 +108,7 @@ impl ContainerDriver {
         of.until_ended(cancel)?;
         self.storage.kept.forget_image(id, disk)?;
         let stays = self.tree.freezer(&of.name)?.is_frozen()?;
-        let written = self.dump(of, stays, Moments { stopped, complete }, cancel);
+        let written = self.dump(of, stays, &mut Moments { stopped, complete }, cancel);
         if written.is_err() {
             let _ = self.storage.kept.forget_image(id, disk);
             if stays {
@@ -175,7 +175,13 @@ impl ContainerDriver {
 
     /// Writes an image of the processes of a sandbox, and ends them. When this fails, they go on, or stay stopped, unless the
     /// process for it was killed.
-    fn dump(&self, of: &Running, stays: bool, moments: Moments<'_>, cancel: &Arc<Cancel>) -> Result<(), WriteError> {
+    fn dump(
+        &self,
+        of: &Running,
+        stays: bool,
+        moments: &mut Moments<'_>,
+        cancel: &Arc<Cancel>,
+    ) -> Result<(), WriteError> {
         let mut process = self.launchers.helpers().begin_once(Work::Dump)?;
         let mut writing_out = None;
         let written = self.dump_by(&mut process, &mut writing_out, of, stays, moments, cancel);
@@ -197,7 +203,7 @@ impl ContainerDriver {
         writing_out: &mut Option<JoinHandle<io::Result<()>>>,
         of: &Running,
         stays: bool,
-        moments: Moments<'_>,
+        moments: &mut Moments<'_>,
         cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test program of its own")]
 
 mod archives;
+mod held;
 mod kept;
 mod layers;
 mod limits;
@@ -67,7 +68,7 @@ fn run_all() -> Vec<bool> {
         ),
         (
             "its file systems outlive it while they are held, and no longer",
-            has_held_file_systems,
+            held::outlive_their_sandbox,
         ),
         ("its mounts are those of the list", mounts::are_those_of_the_list),
         ("its ids are in a range of its own", has_ids_of_its_own),
@@ -313,23 +314,6 @@ fn lives_in_its_own_namespaces(container: &ContainerDriver) {
         assert!(Instant::now() < deadline, "a loop device is left");
         std::thread::sleep(PAUSE);
     }
-}
-
-fn has_held_file_systems(container: &ContainerDriver) {
-    let id = id("iheld");
-    let started = start(container, &id);
-    let image = data_dir_of(container).join(format!("disks/{}.img", disk_of(&id)));
-    let image = image.to_string_lossy();
-    let held = started.sandbox.hold_mounts().unwrap();
-    // The agent, and an empty file system.
-    assert!(held.bytes > 100 << 10 && held.bytes < 64 << 20, "{held:?}");
-    end(&started.sandbox);
-    // Nothing of it runs, and its groups are empty, but its disk is in use.
-    assert!(started.sandbox.hold_mounts().is_err());
-    clean(container, &id);
-    assert_eq!(loops_of(&image), 1, "the disk is attached while its mounts are held");
-    drop(held);
-    until(|| loops_of(&image) == 0);
 }
 
 /// Images that belong to no sandbox yet.

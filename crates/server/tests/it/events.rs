@@ -93,7 +93,7 @@ async fn lists_are_of_the_team_and_have_filters() {
         ["killed", "resumed", "paused", "checkpointed", "updated", "created"]
     );
     assert_eq!(events(&platform, "?limit=2&offset=1").await, newest[1..3]);
-    assert_eq!(events(&platform, "?offset=6").await, [json!(0); 0]);
+    assert_eq!(events(&platform, "?offset=6").await, Vec::<Value>::new());
     for types_of in [
         "?types=sandbox.lifecycle.created&types=sandbox.lifecycle.killed&orderAsc=true",
         "?types=sandbox.lifecycle.created,sandbox.lifecycle.killed&orderAsc=true",

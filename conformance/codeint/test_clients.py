@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from e2b_code_interpreter import Sandbox
@@ -54,6 +55,16 @@ def test_the_javascript_client(template: str, tmp_path: Path) -> None:
     program.write_text((HERE / "client.mjs").read_text())
     (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
     assert reported([os.environ["RINGFENCE_NODE"], str(program)]) == WANT
+
+
+def test_the_example(template: str, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    program = Path(__file__).resolve().parents[2] / "examples" / "plot_data.py"
+    command = [sys.executable, program, plot]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "mean: 47.0\nJanuary 52, February 41, March 48\n"
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_older_client_of_python(template: str) -> None:

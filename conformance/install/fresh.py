@@ -68,9 +68,11 @@ class Fresh:
         found = set()
         for directory, names, files in os.walk(self.root):
             below = Path(directory).relative_to(self.root)
-            if str(below) in {"proc", "sys", "dev", "run", "tmp", "mnt", "var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "var/lib/systemd"}:
+            if str(below) in {"proc", "sys", "dev", "run", "tmp", "mnt", "var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "var/lib/systemd", "var/lib/rpm"}:
                 names.clear()
                 continue
+            # A question to `rpm` makes its database.
+            names[:] = [name for name in names if name != ".rpmdb"]
             found |= {str(below / name) for name in [*names, *files]}
         return found
 

@@ -182,7 +182,9 @@ def test_an_rpm(system: Path, release: Path, tmp_path: Path) -> None:
         own.run("rpm", "--verify", "--nodeps", "ringfence")
         own.run("ringfence", "doctor")
         own.run("rpm", "--erase", "ringfence")
-        assert {name for name in own.files() - there if not name.startswith("var/lib/rpm")} == set()
+        # Directories that all packages share belong to another package on systems of RPM.
+        left = {name for name in own.files() - there if "ringfence" in name or not (own.root / name).is_dir()}
+        assert left == set()
 
 
 def test_an_image_of_containers(release: Path, tmp_path: Path) -> None:

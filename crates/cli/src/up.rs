@@ -169,7 +169,6 @@ fn ready(url: &str, credentials: &Path) -> String {
 fn welcome(url: &str, credentials: &Path) -> String {
     format!(
         "\nringfence is ready at {url}\n\n\
-         \x20 dashboard      {url}/dashboard\n\
          \x20 documentation  {url}/docs\n\
          \x20 keys           {}\n\
          \x20 next           in another terminal: {}\n\
@@ -390,7 +389,6 @@ mod tests {
         let text = welcome("http://127.0.0.1:3000", file);
         for part in [
             "ringfence is ready at http://127.0.0.1:3000\n",
-            "http://127.0.0.1:3000/dashboard\n",
             "http://127.0.0.1:3000/docs\n",
             "set -a; . '/var/lib/ringfence/credentials.env'; set +a\n",
             "Ctrl-C",

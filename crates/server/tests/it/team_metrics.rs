@@ -44,7 +44,7 @@ async fn metrics_follow_the_sandboxes_of_a_team() {
     platform.clock.advance(60);
     let all = within(async {
         loop {
-            let all = metrics(&platform, "").await;
+            let all = metrics(&platform, &format!("?start={begun_s}")).await;
             if all
                 .as_array()
                 .is_some_and(|all| all.len() == 2 && all[1]["concurrentSandboxes"] == 0)

@@ -214,7 +214,7 @@ def test_the_first_address_leads_a_browser_to_the_pages(page: Page, platform: Pl
 
 
 def test_what_no_page_mentions_is_said(page: Page) -> None:
-    page.goto("/docs/search?q=terraform+provider")
+    page.goto("/docs/search?q=How+do+I+create+sandboxes+with+Terraform")
     assert "No page mentions “terraform”" in page.locator("[role=status]").first.text_content()
     assert page.locator(".results li").count() == 0
 

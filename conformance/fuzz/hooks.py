@@ -58,6 +58,12 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
             case.body["autoPause"] = True
             case.body["autoResume"] = {"enabled": False}
         make_secrets_valid(case.path, case.body)
+        # Bounds of metadata are in bytes, and those of a schema in characters, of up to four bytes.
+        if isinstance(case.body.get("metadata"), dict):
+            case.body["metadata"] = {key[:32]: value[:256] for key, value in case.body["metadata"].items() if isinstance(value, str)}
+        # Where events may be sent to is said by the rules of the operator.
+        if case.path.startswith("/events/webhooks") and isinstance(case.body.get("url"), str):
+            case.body["url"] = choice(["https://example.com/hook", "https://hooks.example.com:8443/a?b=c"], case.body["url"])
         for settings in (case.body, case.body.get("network")):
             if isinstance(settings, dict):
                 make_valid(settings)
@@ -132,8 +138,10 @@ def make_valid(settings: dict[str, Any]) -> None:
         if isinstance(settings.get(key), list):
             settings[key] = [choice(choices, entry) for entry in settings[key]]
     # Domains require that everything else is denied.
-    if set(settings.get("allowOut") or ()) & set(DOMAINS):
-        settings["denyOut"] = [ALL, *(settings.get("denyOut") or ())][:MOST_ENTRIES]
+    # Where these keys mean nothing, they may have any value.
+    allowed, denied = (value if isinstance(value := settings.get(key), list) else [] for key in ("allowOut", "denyOut"))
+    if set(allowed) & set(DOMAINS):
+        settings["denyOut"] = [ALL, *denied][:MOST_ENTRIES]
     if isinstance(settings.get("maskRequestHost"), str):
         settings["maskRequestHost"] = choice(["", "localhost:${PORT}", "a.example"], settings["maskRequestHost"])
     if isinstance(settings.get("rules"), dict):

@@ -23,7 +23,7 @@ plt.show()
 def main() -> None:
     with Sandbox.create(timeout=120) as box:
         box.files.write("/home/user/rain.csv", TABLE)
-        read = box.run_code("import pandas as pd\ntable = pd.read_csv('/home/user/rain.csv')\ntable.rain.mean()")
+        read = box.run_code("import pandas as pd\ntable = pd.read_csv('/home/user/rain.csv')\nfloat(table.rain.mean())")
         print(f"mean: {read.text}")
         plot = box.run_code(PLOT).results[0]
         Path(sys.argv[1]).write_bytes(base64.b64decode(plot.png))

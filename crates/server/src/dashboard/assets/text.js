@@ -69,9 +69,22 @@ export function shownLines(text, limit = Infinity) {
   return escapeAll(lines, limit, (character) => character === ' ' || character === '\n' || character === '\t' || character === '\\')
 }
 
-/** An element whose text cannot reorder what stands beside it. */
-export function nameElement(name, limit = LONGEST) {
-  const element = document.createElement('bdi')
-  element.textContent = shown(name, limit)
+/**
+ * An element with children; strings are text, never markup. Names in `properties` that begin with `on` are listeners, those
+ * with a hyphen and `role` are attributes, the others are properties of the element.
+ */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag)
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith('on')) element.addEventListener(name.slice(2), value)
+    else if (name.includes('-') || name === 'role') element.setAttribute(name, value)
+    else element[name] = value
+  }
+  element.append(...children)
   return element
+}
+
+/** An element with the name of something, whose text cannot reorder what stands beside it. */
+export function nameElement(name, limit = LONGEST) {
+  return make('bdi', { textContent: shown(name, limit) })
 }

@@ -168,6 +168,8 @@ class View {
     this.isFollowing = true
     // The line at the top, counted from the first that ever was.
     this.first = 0
+    // Where `draw` left the page.
+    this.placed = 0
     this.rows = []
     this.drawn = []
   }
@@ -194,6 +196,8 @@ class View {
   }
 
   scrolled() {
+    // The page tells of what `draw` did after more output may have come.
+    if (Math.abs(this.scroll.scrollTop - this.placed) < 1) return
     const first = Math.round(this.scroll.scrollTop / this.cell.height)
     this.isFollowing = first >= this.history
     this.first = this.gone + first
@@ -211,10 +215,12 @@ class View {
   draw(hasFocus) {
     const { screen } = this
     const { history } = this
-    this.spacer.style.height = `${Math.ceil((history + screen.rows) * this.cell.height)}px`
+    // At the end of the page is the screen, also where a part of a row is left over.
+    this.spacer.style.height = `${Math.ceil(history * this.cell.height) + this.scroll.clientHeight}px`
     const first = this.isFollowing ? history : Math.min(Math.max(this.first - this.gone, 0), history)
     const top = first * this.cell.height
     if (Math.abs(this.scroll.scrollTop - top) >= this.cell.height / 2 || this.isFollowing) this.scroll.scrollTop = top
+    this.placed = this.scroll.scrollTop
     while (this.rows.length > screen.rows) this.rows.pop().remove()
     while (this.rows.length < screen.rows) {
       const row = make('div', { className: 'terminal-row' })

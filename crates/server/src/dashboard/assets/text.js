@@ -39,7 +39,11 @@ function escapeAll(text, limit, isKept) {
   // A mark at the beginning would join what stands before the text on the page.
   let marks = MARKS
   for (const character of cut) {
-    if (isKept(character)) {
+    if (character > ' ' && character < '\x7f' && character !== '\\') {
+      // Most of most texts.
+      out += character
+      marks = 0
+    } else if (isKept(character)) {
       out += character
       marks = character === '\n' ? MARKS : 0
     } else if (MARK.test(character) && !HIDDEN.test(character)) {

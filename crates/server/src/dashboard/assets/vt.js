@@ -648,7 +648,7 @@ export class Screen {
       this.isAlternate = isSet
       if (isSet) {
         this.#main = this.#lines
-        this.#lines = Array.from({ length: this.rows }, () => this.#newLine())
+        this.#lines = this.#newLines(this.rows)
       } else {
         this.#lines = this.#main
         this.#main = null
@@ -706,8 +706,9 @@ export class Screen {
     this.#last = null
     this.cursor.x = 0
     this.cursor.y = 0
-    this.#tabs = Array.from({ length: this.columns }, (_, x) => x % 8 === 0)
-    this.#lines = Array.from({ length: this.rows }, () => this.#newLine())
+    // As many as there are columns; `resize` sees to it.
+    for (let x = 0; x < Math.max(this.columns, this.#tabs.length); x += 1) this.#tabs[x] = x % 8 === 0
+    this.#lines = this.#newLines(this.rows)
   }
 
   #region() {
@@ -793,6 +794,12 @@ export class Screen {
   #newLine() {
     this.#changes += 1
     return new Line(this.#blank, this.#changes)
+  }
+
+  #newLines(count) {
+    const lines = []
+    for (let left = count; left > 0; left -= 1) lines.push(this.#newLine())
+    return lines
   }
 
   #touched(y) {
@@ -914,7 +921,7 @@ export class Screen {
   #move(top, count) {
     const size = this.#bottom - top + 1
     const moved = Math.min(Math.abs(count), size)
-    const fresh = Array.from({ length: moved }, () => this.#newLine())
+    const fresh = this.#newLines(moved)
     if (count > 0) {
       const gone = this.#lines.splice(top, moved)
       this.#lines.splice(this.#bottom - moved + 1, 0, ...fresh)

@@ -20,6 +20,8 @@ import pytest
 UNITS = Path(__file__).parent / "units"
 FILES = sorted(file.name for file in UNITS.glob("*.test.mjs"))
 COLUMNS, ROWS = 80, 24
+# Erasing, inserting, scrolling, the region, the saved cursor.
+OTHERS = ("\x1b[K", "\x1b[1K", "\x1b[2K", "\x1b[J", "\x1b[1J", "\r\x1b[4hnew\x1b[4l", "\x1bM", "\x1bD", "\x1b[5;15r", "\x1b[r", "\x1b7", "\x1b8")
 
 
 def node(*words: str | Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -102,21 +104,27 @@ def ours(output: bytes) -> tuple[list[str], tuple[int, int]]:
 
 
 def printed(seed: int) -> bytes:
-    """Output of a program that uses the whole screen, by a seed."""
+    """Output of a program that uses the whole screen, by a seed.
+
+    It has nothing in which tmux differs from xterm: halves of wide characters, a backspace across a wrapped line, lines
+    inserted outside the region and the column after that, characters inserted beyond the right half of the screen.
+    """
     choose = random.Random(seed)
-    words = ["text", "0123456789", "界面", "é", "──┐", "x" * 90, "\r\n", "\n", "\r", "\b", "\t"]
+    words = ["text", "0123456789", "é", "──┐", "x" * 90, "text\b", "\r\n", "\n", "\r", "\t"]
     parts = []
     for _ in range(300):
-        match choose.randrange(4):
-            case 0 | 1:
+        count = choose.randrange(1, 30)
+        match choose.randrange(8):
+            case 0 | 1 | 2 | 3:
                 parts.append(choose.choice(words))
-            case 2:
-                # Cursor, erasing, characters and lines.
-                numbers = ";".join(str(choose.randrange(1, 30)) for _ in range(choose.randrange(3)))
-                final = choose.choice("ABCDGHd@PXLMEFSf")
-                parts.append(f"\x1b[{numbers if final in 'Hf' else numbers.split(';')[0]}{final}")
-            case 3:
-                parts.append(choose.choice(["\x1b[K", "\x1b[1K", "\x1b[2K", "\x1b[J", "\x1b[1J", "\x1b[4h", "\x1b[4l", "\x1bM", "\x1bD", "\x1b[5;15r", "\x1b[r", "\x1b7", "\x1b8"]))
+            case 4:
+                parts.append(f"\x1b[{count}{choose.choice('ABCDGdPXEF')}")
+            case 5:
+                parts.append(f"\x1b[{count};{choose.randrange(1, 90)}{choose.choice('Hf')}")
+            case 6:
+                parts.append(choose.choice([f"\x1b[r\x1b[{count}d\x1b[{count // 2}{choose.choice('LM')}\r", f"\r\x1b[{count}@", f"\x1b[{count}S"]))
+            case 7:
+                parts.append(choose.choice(OTHERS))
     return "".join(parts).encode()
 
 

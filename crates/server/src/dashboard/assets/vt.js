@@ -887,6 +887,8 @@ export class Screen {
   }
 
   #tab(count) {
+    // Forward from the right edge there is nowhere to go, and a character that waits for the next line still does.
+    if (count > 0 && this.#pendingWrap) return
     this.#pendingWrap = false
     const step = count > 0 ? 1 : -1
     let { x } = this.cursor

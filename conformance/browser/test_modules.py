@@ -211,7 +211,8 @@ def test_a_shell_is_used_by_keyboard(page: Page, box: Sandbox) -> None:
     assert page.run("[...document.querySelectorAll('.terminal-row span')].some((span) => span.style.backgroundColor === 'rgb(1, 2, 3)')")
     assert page.run("document.querySelector('.wide').getBoundingClientRect().width > 10")
     # The last command again, by the history of the shell; and an interrupt.
-    enter(page, "clear; sleep 600")
+    enter(page, "clear; echo be''gun; sleep 600")
+    eventually(page, "/^begun$/m.test(grid())")
     key(page, "c", 2)
     enter(page, "echo after-$?")
     eventually(page, "/^after-130$/m.test(grid())")
@@ -238,7 +239,8 @@ def test_the_history_is_scrolled_and_the_focus_leaves(page: Page, box: Sandbox) 
 def test_several_lines_are_pasted_after_a_question(page: Page, box: Sandbox) -> None:
     shell(page)
     # A program that does not know of pastes.
-    enter(page, "exec cat")
+    enter(page, "echo re''ady; exec cat")
+    eventually(page, "/^ready$/m.test(grid())")
     page.run("paste('one\\n\\u202etwo\\n')")
     assert page.run("document.querySelector('.terminal-question pre').textContent") == "one\n\\u{202e}two\n"
     assert page.run("document.activeElement.textContent") == "Cancel"
@@ -253,8 +255,8 @@ def test_several_lines_are_pasted_after_a_question(page: Page, box: Sandbox) -> 
 def test_a_full_screen_program_knows_the_size(page: Page, box: Sandbox) -> None:
     shell(page)
     page.run("document.querySelector('.terminal-scroll').style.height = '300px'")
-    eventually(page, "document.querySelectorAll('.terminal-row').length < 20")
-    rows = page.run("document.querySelectorAll('.terminal-row').length")
+    rows = 17
+    eventually(page, f"document.querySelectorAll('.terminal-row').length === {rows}")
     enter(page, "stty size")
     eventually(page, f"/^{rows} \\d+$/m.test(grid())")
     enter(page, "printf '\\033[?1049h\\033[Hother'; read; printf '\\033[?1049l'")
@@ -285,7 +287,8 @@ def test_a_shell_ends_and_another_begins(page: Page, box: Sandbox) -> None:
 
 def test_a_broken_stream_is_connected_again_by_a_button_only(page: Page, box: Sandbox, origin: Origin) -> None:
     shell(page)
-    enter(page, "kept=17")
+    enter(page, "kept=17; echo se''t")
+    eventually(page, "/^set\\n.*[$#]$/m.test(grid())")
     before = len(box.commands.list())
     origin.break_streams()
     eventually(page, "/^The connection has ended/.test(state())")

@@ -525,7 +525,7 @@ class Terminal {
   async run(method, message, pid) {
     this.session?.controller.abort()
     this.inputs?.stop()
-    const session = { controller: new AbortController(), pid, hasEnded: false, options: this.options }
+    const session = { controller: new AbortController(), pid, hasEnded: false, isOver: false, options: this.options }
     this.session = session
     this.again.hidden = true
     this.say('Connecting…')
@@ -564,6 +564,7 @@ class Terminal {
       if (error instanceof AgentError && error.code === 'not_found') session.hasEnded = true
     }
     if (this.session !== session) return
+    session.isOver = true
     this.inputs?.stop()
     this.again.hidden = session.hasEnded || !session.pid
     this.say(text)
@@ -582,7 +583,8 @@ class Terminal {
         signal: session.controller.signal,
       })
     this.inputs = new Inputs(send, (error) => {
-      if (this.session === session && !session.hasEnded && !session.controller.signal.aborted) this.say(`Input was not sent: ${reason(error)}.`)
+      // The end of the stream says more.
+      if (this.session === session && !session.isOver && !session.controller.signal.aborted) this.say(`Input was not sent: ${reason(error)}.`)
     })
     this.say('Connected.')
     this.sent = null

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Redirect, Response};
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header, request};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header, request};
 use model::id::SandboxId;
 use model::lifecycle::State;
 use protocol::agent;
@@ -37,6 +37,7 @@ use serde_json::json;
 use store::Store;
 
 use self::guard::Client;
+use self::passing::Reading;
 pub(crate) use self::passing::{at_own_origin, from_agent, from_api, without_cookies};
 use self::sessions::{LIFETIME, Session, Sessions};
 use crate::api::{ApiError, prefers_pages, read_limited};
@@ -85,7 +86,7 @@ pub(crate) struct Dashboard {
 /// What becomes of a request.
 #[derive(Debug)]
 pub(crate) enum Visit {
-    /// It is answered.
+    /// The dashboard itself has answered.
     Answered(Response),
     /// The API answers this request; [`from_api`] makes the response.
     Api(Request<ClientBody>),
@@ -102,18 +103,9 @@ pub(crate) struct AgentCall {
     pub(crate) reading: Reading,
 }
 
-/// What limits the answer of an agent.
-#[derive(Debug)]
-pub(crate) struct Reading {
-    /// The session, whose end cuts the answer.
-    session: Arc<Session>,
-    /// Name of the file that is read, if it is one.
-    file: Option<String>,
-}
-
 /// What is at a path below the base.
 #[derive(Debug, PartialEq, Eq)]
-enum Place<'a> {
+enum Location<'a> {
     Page,
     Asset(&'a str),
     Session,
@@ -121,7 +113,7 @@ enum Place<'a> {
     Agent { id: &'a str, path: &'a str },
 }
 
-impl<'a> Place<'a> {
+impl<'a> Location<'a> {
     fn of(path: &'a str) -> Self {
         let Some(below) = path.strip_prefix(BASE).and_then(|path| path.strip_prefix('/')) else {
             return Self::Page;
@@ -191,44 +183,46 @@ impl Dashboard {
             return Ok(Visit::Answered((varies, Redirect::temporary(BASE)).into_response()));
         }
         guard::refuse_workers(&parts.headers)?;
-        let place = Place::of(&path);
-        let is_file = matches!(place, Place::Page | Place::Asset(_));
+        let location = Location::of(&path);
+        let is_file = matches!(location, Location::Page | Location::Asset(_));
         if is_file && !matches!(parts.method, Method::GET | Method::HEAD) {
             return Err(ApiError::wrong_method());
         }
         if let Some(why) = self.refusal_of(client) {
-            return match place {
-                Place::Page => Ok(Visit::Answered(assets::refused(why))),
-                Place::Asset(_) | Place::Session | Place::Api(_) | Place::Agent { .. } => Err(ApiError::forbidden(why)),
+            return match location {
+                Location::Page => Ok(Visit::Answered(assets::refused(why))),
+                Location::Asset(_) | Location::Session | Location::Api(_) | Location::Agent { .. } => {
+                    Err(ApiError::forbidden(why))
+                }
             };
         }
-        match place {
-            Place::Page => return Ok(Visit::Answered(assets::page(&parts.headers))),
-            Place::Asset(name) => {
+        match location {
+            Location::Page => return Ok(Visit::Answered(assets::page(&parts.headers))),
+            Location::Asset(name) => {
                 let found = assets::asset(name, &parts.headers).ok_or_else(|| ApiError::unknown_path(&path))?;
                 return Ok(Visit::Answered(found));
             }
-            Place::Session | Place::Api(_) | Place::Agent { .. } => {}
+            Location::Session | Location::Api(_) | Location::Agent { .. } => {}
         }
         if !is_ready {
             return Err(ApiError::not_ready());
         }
-        let is_download = matches!(place, Place::Agent { path: "files", .. }) && parts.method == Method::GET;
+        let is_download = matches!(location, Location::Agent { path: "files", .. }) && parts.method == Method::GET;
         guard::check(&parts, client, is_download)?;
-        if place == Place::Session && parts.method == Method::POST {
+        if location == Location::Session && parts.method == Method::POST {
             return Ok(Visit::Answered(self.sign_in(&parts, body, peer, client).await?));
         }
         let session = self.session(&parts.headers, client).await?;
-        match place {
-            Place::Session => Ok(Visit::Answered(self.answer_session(&parts, &session, client).await?)),
-            Place::Api(path) => {
+        match location {
+            Location::Session => Ok(Visit::Answered(self.answer_session(&parts, &session, client).await?)),
+            Location::Api(path) => {
                 let mut parts = passing::to_api(&parts, path)?;
                 parts.extensions.insert(peer);
                 parts.extensions.insert(SessionOwner(session.owner.clone()));
                 Ok(Visit::Api(Request::from_parts(parts, body)))
             }
-            Place::Agent { id, path } => self.agent_call(&parts, body, session, id, path).await,
-            Place::Page | Place::Asset(_) => unreachable!("answered above"),
+            Location::Agent { id, path } => self.agent_call(&parts, body, session, id, path).await,
+            Location::Page | Location::Asset(_) => unreachable!("answered above"),
         }
     }
 
@@ -386,16 +380,6 @@ fn sent_credential(body: &[u8]) -> Result<Credential, ApiError> {
     Ok(Credential::ApiKey(text))
 }
 
-/// An address of this server below another path, with the query of a request.
-fn rewritten(path: &str, uri: &Uri) -> Result<Uri, ApiError> {
-    let text = match uri.query() {
-        Some(query) => format!("/{path}?{query}"),
-        None => format!("/{path}"),
-    };
-    text.parse()
-        .map_err(|_| ApiError::invalid("the path of the request is malformed"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -403,24 +387,24 @@ mod tests {
     #[test]
     fn places_are_told_by_their_path() {
         for (path, place) in [
-            ("/dashboard", Place::Page),
-            ("/dashboard/", Place::Page),
-            ("/dashboard/sandboxes/iabc/files", Place::Page),
-            ("/dashboard/assets", Place::Page),
-            ("/dashboard/assets/main.js", Place::Asset("main.js")),
-            ("/dashboard/session", Place::Session),
-            ("/dashboard/session/x", Place::Page),
-            ("/dashboard/api/v2/sandboxes", Place::Api("v2/sandboxes")),
+            ("/dashboard", Location::Page),
+            ("/dashboard/", Location::Page),
+            ("/dashboard/sandboxes/iabc/files", Location::Page),
+            ("/dashboard/assets", Location::Page),
+            ("/dashboard/assets/main.js", Location::Asset("main.js")),
+            ("/dashboard/session", Location::Session),
+            ("/dashboard/session/x", Location::Page),
+            ("/dashboard/api/v2/sandboxes", Location::Api("v2/sandboxes")),
             (
                 "/dashboard/agent/iabc/files",
-                Place::Agent {
+                Location::Agent {
                     id: "iabc",
                     path: "files",
                 },
             ),
-            ("/dashboard/agent/iabc", Place::Agent { id: "iabc", path: "" }),
+            ("/dashboard/agent/iabc", Location::Agent { id: "iabc", path: "" }),
         ] {
-            assert_eq!(Place::of(path), place, "{path}");
+            assert_eq!(Location::of(path), place, "{path}");
         }
     }
 

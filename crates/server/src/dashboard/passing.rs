@@ -19,8 +19,8 @@ use serde_json::Value;
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use super::guard;
 use super::sessions::Session;
-use super::{Reading, guard, rewritten};
 use crate::api::ApiError;
 
 /// Headers of requests to the API. The session takes the place of a credential, and only the session's team is acted for.
@@ -88,6 +88,15 @@ const ACTING: [HeaderName; 7] = [
     HeaderName::from_static("sourcemap"),
 ];
 
+/// What limits the answer of an agent.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    /// The session, whose end cuts the answer.
+    pub(super) session: Arc<Session>,
+    /// Name of the file that is read, if it is one.
+    pub(super) file: Option<String>,
+}
+
 fn only(headers: &HeaderMap, allowed: &[HeaderName]) -> HeaderMap {
     let mut kept = HeaderMap::new();
     for name in allowed {
@@ -106,6 +115,16 @@ fn parts_with(parts: &request::Parts, uri: Uri, headers: HeaderMap) -> request::
     made.uri = uri;
     made.headers = headers;
     made
+}
+
+/// An address of this server below another path, with the query of a request.
+fn rewritten(path: &str, uri: &Uri) -> Result<Uri, ApiError> {
+    let text = match uri.query() {
+        Some(query) => format!("/{path}?{query}"),
+        None => format!("/{path}"),
+    };
+    text.parse()
+        .map_err(|_| ApiError::invalid("the path of the request is malformed"))
 }
 
 /// The head of a request to the API.

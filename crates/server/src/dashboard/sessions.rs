@@ -31,7 +31,7 @@ pub(super) struct Session {
     pub(super) owner: Owner,
     /// When it ends, in microseconds since the Unix epoch.
     pub(super) expires_us: i64,
-    /// The same by the clock of the runtime.
+    /// This time by the clock of the runtime.
     pub(super) expires_at: Instant,
     /// Cancelled when it has ended: streams that it opened are cut then.
     pub(super) ended: CancellationToken,

@@ -273,6 +273,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
             records: settings.records.clone(),
             always_secure: settings.always_secure,
             mcp: settings.mcp.clone(),
+            dashboard: settings.dashboard.clone(),
             repositories: RepositorySettings {
                 directory: Some(dir.path().join("repositories")),
                 ..settings.repositories.clone()

@@ -48,7 +48,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) use address::ApiAddress;
-use error::{ApiError, ErrorBody};
+pub(crate) use body::read_limited;
+pub(crate) use docs::{has_tag, prefers_pages};
+pub(crate) use error::ApiError;
+use error::ErrorBody;
 use observe::{Observer, Operations};
 use sandboxes::{create, fork, injections, lifetime, list, logs, metrics, network, pause, single, snapshots};
 use state::ApiState;
@@ -207,7 +210,7 @@ async fn check_health(State(health): State<Arc<Health>>) -> Result<&'static str,
 
 impl ApiError {
     /// 404: no such route.
-    fn unknown_path(path: &str) -> Self {
+    pub(crate) fn unknown_path(path: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
             format!("validation error: no operation is known at path {path}"),
@@ -215,7 +218,7 @@ impl ApiError {
     }
 
     /// 405: the route does not support this method.
-    fn wrong_method() -> Self {
+    pub(crate) fn wrong_method() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "validation error: the method is not allowed at this path",
@@ -235,7 +238,7 @@ impl ApiError {
     }
 
     /// 503: the server is starting or draining.
-    fn not_ready() -> Self {
+    pub(crate) fn not_ready() -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "the platform is not ready, try again in a moment",

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use secrecy::{ExposeSecret as _, SecretString};
 use store::Store;
 use store::error::StoreError;
+use store::keys::KeyHash;
 use tokio_util::task::TaskTracker;
 
 use crate::chain::Chain;
@@ -23,6 +24,31 @@ pub(crate) enum Credential {
     ApiKey(SecretString),
     AccessToken(SecretString),
 }
+
+/// A credential as the database knows it: it opens nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StoredCredential {
+    ApiKey(KeyHash),
+    AccessToken(KeyHash),
+}
+
+impl StoredCredential {
+    /// The hash of a credential.
+    pub(crate) fn of(credential: &Credential) -> Result<Self, AuthenticationError> {
+        match credential {
+            Credential::ApiKey(key) => hash_api_key(key.expose_secret())
+                .map(Self::ApiKey)
+                .map_err(AuthenticationError::InvalidApiKey),
+            Credential::AccessToken(token) => hash_access_token(token.expose_secret())
+                .map(Self::AccessToken)
+                .map_err(AuthenticationError::InvalidAccessToken),
+        }
+    }
+}
+
+/// Extension of a request that a session of the dashboard makes: whom it acts for.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionOwner(pub(crate) Owner);
 
 /// The owner of a credential: a user of a team, with all rights of the team.
 #[derive(Debug, Clone)]
@@ -74,28 +100,28 @@ impl Authenticator {
 
     /// The owner of a credential. The lookup compares hashes of random keys, so its timing reveals nothing about a key.
     pub(crate) async fn owner(&self, credential: &Credential) -> Result<Owner, AuthenticationError> {
-        match credential {
-            Credential::ApiKey(key) => {
-                let hash = hash_api_key(key.expose_secret()).map_err(AuthenticationError::InvalidApiKey)?;
-                let owner = self.store.api_key_by_hash(&hash).await?;
-                let owner = owner.ok_or(AuthenticationError::UnknownApiKey)?;
-                Ok(Owner {
-                    credential: owner.key_id,
-                    team: owner.team_id,
-                    user: owner.user_id,
-                })
-            }
-            Credential::AccessToken(token) => {
-                let hash = hash_access_token(token.expose_secret()).map_err(AuthenticationError::InvalidAccessToken)?;
-                let owner = self.store.access_token_by_hash(&hash).await?;
-                let owner = owner.ok_or(AuthenticationError::UnknownAccessToken)?;
-                Ok(Owner {
-                    credential: owner.token_id,
-                    team: owner.team_id,
-                    user: owner.user_id,
-                })
-            }
-        }
+        let stored = StoredCredential::of(credential)?;
+        let owner = self.owner_of_stored(&stored).await?;
+        owner.ok_or(match stored {
+            StoredCredential::ApiKey(_) => AuthenticationError::UnknownApiKey,
+            StoredCredential::AccessToken(_) => AuthenticationError::UnknownAccessToken,
+        })
+    }
+
+    /// The owner of a credential of which the hash is known; `None` once it was revoked.
+    pub(crate) async fn owner_of_stored(&self, credential: &StoredCredential) -> Result<Option<Owner>, StoreError> {
+        Ok(match credential {
+            StoredCredential::ApiKey(hash) => self.store.api_key_by_hash(hash).await?.map(|owner| Owner {
+                credential: owner.key_id,
+                team: owner.team_id,
+                user: owner.user_id,
+            }),
+            StoredCredential::AccessToken(hash) => self.store.access_token_by_hash(hash).await?.map(|owner| Owner {
+                credential: owner.token_id,
+                team: owner.team_id,
+                user: owner.user_id,
+            }),
+        })
     }
 
     /// Records that a credential was used, in the background and at most once per interval.

@@ -21,6 +21,7 @@ mod builds;
 mod chain;
 pub mod clock;
 mod creation;
+mod dashboard;
 mod deadlines;
 mod health;
 mod ids;

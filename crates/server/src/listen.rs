@@ -42,8 +42,9 @@ use self::credentials::CredentialFilter;
 use self::links::SignedLinks;
 use self::malformed::{ErrorBodyStream, ResponseState};
 use crate::api::ApiAddress;
+use crate::dashboard::{self, Dashboard, Visit};
 use crate::metrics::Metrics;
-use crate::peers::{ClientPeer, Peer, PeerRates};
+use crate::peers::{ClientPeer, PeerRates};
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::pause::PauseError;
 use crate::sandboxes::registry::Registry;
@@ -94,6 +95,7 @@ pub(crate) struct GatewayServices {
     /// The sandboxes and the credentials that their traffic requires.
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) dashboard: Dashboard,
     /// Client connections.
     pub(crate) connections: Arc<Connections>,
     /// The certificate, if the port also serves HTTPS.
@@ -154,7 +156,7 @@ impl Gateway {
         };
         let waits = parts.headers.contains_key(header::EXPECT);
         let response = self
-            .answer_routed(route, Request::from_parts(parts, body), client.peer)
+            .answer_routed(route, Request::from_parts(parts, body), client)
             .await;
         match rest {
             Some(rest) if response.status().as_u16() >= 400 && !waits => {
@@ -170,16 +172,22 @@ impl Gateway {
         &self,
         route: Result<Route, BadRoute>,
         request: Request<ClientBody>,
-        peer: Option<Peer>,
+        client: ClientPeer,
     ) -> Response<Body> {
         match route {
+            Ok(Route::Api) if self.services.dashboard.takes(&request, client) => {
+                Box::pin(self.answer_from_dashboard(request, client)).await
+            }
             Ok(Route::Api) => self.answer_from_api(request).await,
             Ok(_) if !self.is_ready() => self.proxy_answer(&request, &Answer::Unavailable),
             Ok(Route::Sandbox(target)) => self.answer_from_sandbox(request, target).await,
-            Ok(Route::SignedFile(signed)) => match self.links.find(&self.services.registry, &signed, peer).await {
+            Ok(Route::SignedFile(signed)) => match self.links.find(&self.services.registry, &signed, client.peer).await
+            {
                 Ok(id) => {
                     let port = protocol::agent::PORT;
-                    self.answer_from_sandbox(request, Target { id, port }).await
+                    let mut response = self.answer_from_sandbox(request, Target { id, port }).await;
+                    dashboard::at_own_origin(response.headers_mut());
+                    response
                 }
                 Err(answer) => self.proxy_answer(&request, &answer),
             },
@@ -187,10 +195,23 @@ impl Gateway {
         }
     }
 
+    async fn answer_from_dashboard(&self, request: Request<ClientBody>, client: ClientPeer) -> Response<Body> {
+        match self.services.dashboard.admit(request, client, self.is_ready()).await {
+            Visit::Answered(response) => response,
+            Visit::Api(request) => dashboard::from_api(self.answer_from_api(request).await).await,
+            Visit::Agent(call) => {
+                let find = |id: &_| self.services.registry.access(id);
+                let response = self.ingress.serve(call.request, &call.target, find).await;
+                dashboard::from_agent(response, call.reading)
+            }
+        }
+    }
+
     async fn answer_from_sandbox(&self, mut request: Request<ClientBody>, target: Target) -> Response<Body> {
         self.credentials
             .strip(&self.services.store, request.headers_mut())
             .await;
+        dashboard::without_cookies(request.headers_mut());
         if let Some(answer) = self.wake(&request, &target).await {
             self.services.metrics.proxy_request(answer.status().as_u16());
             return self.proxy_answer(&request, &answer);
@@ -290,6 +311,15 @@ impl Gateway {
     }
 }
 
+/// How the bytes of a connection arrive.
+#[derive(Debug, Clone, Copy)]
+struct Transport {
+    /// From this machine.
+    is_loopback: bool,
+    /// Encrypted.
+    is_tls: bool,
+}
+
 /// What ends connections of clients that would stay.
 #[derive(Debug, Clone)]
 struct End {
@@ -367,9 +397,15 @@ fn is_about_one_connection(error: &io::Error) -> bool {
 /// Serves one connection, with TLS or without.
 async fn serve(tcp: TcpStream, connection: Arc<Connection>, gateway: Arc<Gateway>, tasks: TaskTracker, end: End) {
     let deadline = connection.deadline();
+    let transport = Transport {
+        is_loopback: tcp
+            .peer_addr()
+            .is_ok_and(|address| address.ip().to_canonical().is_loopback()),
+        is_tls: false,
+    };
     let Some(tls) = gateway.services.tls.clone() else {
         let (stream, client) = ClientConnection::new(tcp);
-        return serve_stream(stream, false, client, connection, gateway, tasks, end).await;
+        return serve_stream(stream, transport, client, connection, gateway, tasks, end).await;
     };
     let protocol = async {
         match tokio::time::timeout_at(deadline, tls::starts_with_tls(&tcp)).await {
@@ -387,7 +423,7 @@ async fn serve(tcp: TcpStream, connection: Arc<Connection>, gateway: Arc<Gateway
     let (stream, client) = ClientConnection::new(tcp);
     match is_tls {
         None => {}
-        Some(false) => serve_stream(stream, false, client, connection, gateway, tasks, end).await,
+        Some(false) => serve_stream(stream, transport, client, connection, gateway, tasks, end).await,
         Some(true) => {
             let turn = async {
                 while let Some(Err(wait)) = connection.peer().map(|peer| gateway.handshakes.take(peer)) {
@@ -402,7 +438,13 @@ async fn serve(tcp: TcpStream, connection: Arc<Connection>, gateway: Arc<Gateway
             };
             match accepted {
                 // Boxed, so that the futures of plain connections stay small.
-                Ok(stream) => Box::pin(serve_stream(stream, true, client, connection, gateway, tasks, end)).await,
+                Ok(stream) => {
+                    let transport = Transport {
+                        is_tls: true,
+                        ..transport
+                    };
+                    Box::pin(serve_stream(stream, transport, client, connection, gateway, tasks, end)).await;
+                }
                 Err(error) => tracing::debug!(%error, "TLS handshake failed"),
             }
         }
@@ -413,7 +455,7 @@ async fn serve(tcp: TcpStream, connection: Arc<Connection>, gateway: Arc<Gateway
 /// handles it.
 async fn serve_stream<S>(
     stream: S,
-    is_tls: bool,
+    transport: Transport,
     client: ClientConnection,
     tracked: Arc<Connection>,
     gateway: Arc<Gateway>,
@@ -432,7 +474,8 @@ async fn serve_stream<S>(
             request.extensions_mut().insert(client.clone());
             let peer = ClientPeer {
                 peer: tracked.peer(),
-                is_tls,
+                is_loopback: transport.is_loopback,
+                is_tls: transport.is_tls,
             };
             let (gateway, state) = (Arc::clone(&gateway), state.clone());
             async move {

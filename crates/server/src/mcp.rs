@@ -282,7 +282,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn every_message_of_a_peer_counts() {
         let service = McpService::new(McpSettings::default(), Arc::new(Readers::new()));
-        let client = |peer| ClientPeer { peer, is_tls: false };
+        let client = |peer| ClientPeer {
+            peer,
+            is_loopback: false,
+            is_tls: false,
+        };
         let (one, other) = (client(Some(Peer::V6(1))), client(Some(Peer::V6(2))));
         let (parts, batch) = ping(10);
         for _ in 0..RATE.0 / 10 {

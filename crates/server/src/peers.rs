@@ -48,6 +48,8 @@ impl std::fmt::Display for Peer {
 pub(crate) struct ClientPeer {
     /// `None` for addresses that many clients share.
     pub(crate) peer: Option<Peer>,
+    /// Whether the connection comes from this machine. So do those of a reverse proxy on it.
+    pub(crate) is_loopback: bool,
     /// Whether the connection is encrypted.
     pub(crate) is_tls: bool,
 }

@@ -137,7 +137,11 @@ mod tests {
     #[tokio::test]
     async fn a_peer_that_used_up_its_time_waits_and_others_do_not() {
         let readers = Readers::new();
-        let client = |peer| ClientPeer { peer, is_tls: false };
+        let client = |peer| ClientPeer {
+            peer,
+            is_loopback: false,
+            is_tls: false,
+        };
         let (one, other) = (client(Some(Peer::V6(1))), client(Some(Peer::V6(2))));
         // What is beyond the budget is a debt.
         assert!(readers.run(one, burn(BURST + Duration::from_millis(200))).await.is_ok());
@@ -155,6 +159,7 @@ mod tests {
         let readers = Readers::new();
         let client = ClientPeer {
             peer: None,
+            is_loopback: false,
             is_tls: false,
         };
         let priority = || rustix::process::getpriority_process(Some(gettid())).expect("a priority");
@@ -168,6 +173,7 @@ mod tests {
         let readers = Readers::new();
         let client = ClientPeer {
             peer: None,
+            is_loopback: false,
             is_tls: false,
         };
         let taken = readers
@@ -184,6 +190,7 @@ mod tests {
         let readers = Readers::new();
         let client = ClientPeer {
             peer: None,
+            is_loopback: false,
             is_tls: false,
         };
         assert_eq!(readers.run(client, || panic!("on purpose")).await, Err::<(), _>(BUSY));

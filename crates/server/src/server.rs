@@ -22,6 +22,7 @@ use crate::api::state::{ApiState, SandboxAccess, Services};
 use crate::authentication::Authenticator;
 use crate::builds::{BuildServices, Builds};
 use crate::creation::SandboxCreation;
+use crate::dashboard::{Dashboard, DashboardServices};
 use crate::deadlines::Deadlines;
 use crate::health::Health;
 use crate::injections::Injections;
@@ -151,6 +152,7 @@ impl Server {
             connections,
             traffic,
             mcp,
+            dashboard,
             tls,
             sealer,
             providers,
@@ -269,10 +271,21 @@ impl Server {
             stopping: stop.clone(),
             image_deadline: CancellationToken::new(),
         });
+        let authenticator = Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone()));
+        let dashboard = Dashboard::new(
+            dashboard,
+            DashboardServices {
+                store: store.clone(),
+                clock: clock.clone(),
+                authenticator: Arc::clone(&authenticator),
+                sandboxes: Arc::clone(&sandboxes),
+                domain: domain.clone(),
+            },
+        );
         let readers = Arc::new(Readers::new());
         let api = ApiState::new(Services {
             store: store.clone(),
-            authenticator: Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone())),
+            authenticator,
             clock,
             access: Arc::new(SandboxAccess {
                 domain,
@@ -307,6 +320,7 @@ impl Server {
             sandboxes: Arc::clone(&sandboxes),
             registry: Arc::clone(&registry),
             metrics: Arc::clone(&metrics),
+            dashboard,
             connections: Arc::clone(&connections),
             tls: tls.clone(),
         };

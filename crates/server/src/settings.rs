@@ -51,6 +51,8 @@ pub struct ServerSettings {
     pub traffic: Vec<Handle>,
     /// The documentation endpoint.
     pub mcp: McpSettings,
+    /// The dashboard.
+    pub dashboard: DashboardSettings,
     /// Certificate for HTTPS on the same port as HTTP; HTTP only if `None`.
     pub tls: Option<Tls>,
     /// Encrypts secrets of clients for the database. Its key must stay the same across restarts, or sandboxes with such
@@ -164,6 +166,7 @@ impl ServerSettings {
             connections: ConnectionLimits::default(),
             traffic: Vec::new(),
             mcp: McpSettings::default(),
+            dashboard: DashboardSettings::default(),
             tls: None,
             sealer,
             providers: Providers::default(),
@@ -330,6 +333,24 @@ impl Default for McpSettings {
         Self {
             path: "/mcp".to_owned(),
             suffix: "svc".to_owned(),
+        }
+    }
+}
+
+/// Settings of the dashboard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DashboardSettings {
+    /// Whether there is one.
+    pub is_enabled: bool,
+    /// Whether browsers on other machines may sign in over HTTP, which shows the session to whoever reads the traffic.
+    pub allows_http: bool,
+}
+
+impl Default for DashboardSettings {
+    fn default() -> Self {
+        Self {
+            is_enabled: true,
+            allows_http: false,
         }
     }
 }

@@ -155,6 +155,17 @@ keys! {
         "Suffix of the names of its tools, such as search_docs_svc: 1 to 32 letters, digits, - and _.",
         mcp.suffix = mcp::suffix,
     },
+    DASHBOARD_ENABLED = {
+        "dashboard.enabled", None, Boolean, "true",
+        "Whether teams can sign in to the dashboard, at /dashboard, with a key.",
+        dashboard.is_enabled = boolean,
+    },
+    DASHBOARD_ALLOW_HTTP = {
+        "dashboard.allow_http", None, Boolean, "false",
+        "Whether browsers on other machines may use the dashboard over HTTP. Whoever reads the traffic can take a session \
+         over. HTTPS and browsers on this machine are always allowed.",
+        dashboard.allows_http = boolean,
+    },
     REPOSITORIES_CLONE_TIMEOUT_S = {
         "repositories.clone_timeout_s", None, Integer, "45",
         "Maximum time that a create request waits for its repositories, in seconds, from 1 to 50.",

@@ -11,8 +11,8 @@ use model::resources::Resources;
 use node::NodeSettings;
 use proxy::egress::EgressSettings;
 use server::settings::{
-    BuildSettings, CapacitySettings, ConnectionLimits, Limits, McpSettings, PauseSettings, PoolSettings,
-    RecordSettings, RepositorySettings, SigningSettings, WebhookSettings,
+    BuildSettings, CapacitySettings, ConnectionLimits, DashboardSettings, Limits, McpSettings, PauseSettings,
+    PoolSettings, RecordSettings, RepositorySettings, SigningSettings, WebhookSettings,
 };
 
 use super::blobs::BlobConfig;
@@ -87,6 +87,8 @@ pub(crate) struct Config {
     pub(crate) egress_ca_files: Vec<PathBuf>,
     /// The documentation endpoint.
     pub(crate) mcp: McpSettings,
+    /// The dashboard.
+    pub(crate) dashboard: DashboardSettings,
     /// Repositories that sandboxes get, except where their copies are kept.
     pub(crate) repositories: RepositorySettings,
     /// Builds of templates, except where uploaded files are kept.
@@ -132,6 +134,7 @@ impl Config {
             egress_ca_file: None,
             egress_ca_files: Vec::new(),
             mcp: McpSettings::default(),
+            dashboard: DashboardSettings::default(),
             repositories: RepositorySettings::default(),
             builds: BuildSettings::default(),
             registry_ca_files: BTreeMap::new(),

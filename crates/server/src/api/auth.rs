@@ -2,7 +2,8 @@
 //!
 //! A request presents an API key as `X-API-Key`, or an API key or an access token as `Authorization: Bearer`. If both
 //! headers are present, only the first one counts: clients send a stale token along with a valid key. Where signed
-//! requests are accepted, a signature takes precedence over both, see [`super::signed`]. Every credential
+//! requests are accepted, a signature takes precedence over both, see [`super::signed`]. Requests of the dashboard have the
+//! owner of their session instead. Every credential
 //! acts for one user of one team and has all rights of the team.
 
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use super::signed::Signer;
 use super::state::ApiState;
 use crate::admission::quota::TeamQuota;
 use crate::admission::rate::RateSlot;
-use crate::authentication::{AuthenticationError, Credential};
+use crate::authentication::{AuthenticationError, Credential, SessionOwner};
 use crate::creation::Creator;
 use crate::keys::{ACCESS_TOKEN_PREFIX, InvalidKey};
 use crate::sandboxes::Sandboxes;
@@ -102,9 +103,10 @@ impl FromRequestParts<ApiState> for Caller {
         let begun = Instant::now();
         let signer = parts.extensions.get::<Signer>().cloned();
         let is_signed = signer.is_some();
-        let (owner, credential) = match signer {
-            Some(Signer(owner)) => (owner, None),
-            None => {
+        let session = parts.extensions.get::<SessionOwner>().cloned();
+        let (owner, credential) = match (signer, session) {
+            (Some(Signer(owner)), _) | (None, Some(SessionOwner(owner))) => (owner, None),
+            (None, None) => {
                 let credential = credential(&parts.headers)?;
                 (state.authenticator.owner(&credential).await?, Some(credential))
             }

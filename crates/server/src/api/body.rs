@@ -99,7 +99,7 @@ fn write_canonical(value: &Value, text: &mut String) {
 }
 
 /// Reads a body of at most `most` bytes.
-pub(super) async fn read_limited(headers: &HeaderMap, body: HttpBody, most: usize) -> Result<Vec<u8>, ApiError> {
+pub(crate) async fn read_limited(headers: &HeaderMap, body: HttpBody, most: usize) -> Result<Vec<u8>, ApiError> {
     let announced: Option<usize> = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse().ok());

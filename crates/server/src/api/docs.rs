@@ -82,7 +82,7 @@ async fn first(method: Method, headers: HeaderMap) -> Response {
 }
 
 /// Whether a client names HTML among what it accepts, and not JSON.
-fn prefers_pages(headers: &HeaderMap) -> bool {
+pub(crate) fn prefers_pages(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::ACCEPT).iter();
     let accepted: Vec<&str> = values
         .filter_map(|value| value.to_str().ok())
@@ -132,14 +132,14 @@ fn answer(asset: &Asset, request: &HeaderMap) -> Response {
         (header::CACHE_CONTROL, HeaderValue::from_static(caching)),
         (header::ETAG, tag),
     ];
-    if is_known(request, &asset.etag) {
+    if has_tag(request, &asset.etag) {
         return (StatusCode::NOT_MODIFIED, common).into_response();
     }
     (common, shown(asset)).into_response()
 }
 
 /// Whether `If-None-Match` names a tag.
-fn is_known(request: &HeaderMap, tag: &str) -> bool {
+pub(crate) fn has_tag(request: &HeaderMap, tag: &str) -> bool {
     let values = request.get_all(header::IF_NONE_MATCH).iter();
     let mut tags = values
         .filter_map(|value| value.to_str().ok())
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn tags_are_compared_one_by_one() {
         let mut headers = HeaderMap::new();
-        assert!(!is_known(&headers, "\"a\""));
+        assert!(!has_tag(&headers, "\"a\""));
         for (value, expected) in [
             ("\"a\"", true),
             ("W/\"a\"", true),
@@ -193,7 +193,7 @@ mod tests {
             ("a", false),
         ] {
             headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static(value));
-            assert_eq!(is_known(&headers, "\"a\""), expected, "{value}");
+            assert_eq!(has_tag(&headers, "\"a\""), expected, "{value}");
         }
     }
 }

@@ -81,7 +81,7 @@ fn help(status: StatusCode, error_code: Option<&str>) -> &'static str {
 }
 
 impl ApiError {
-    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
             message: message.into(),

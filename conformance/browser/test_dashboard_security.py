@@ -1,0 +1,346 @@
+"""The dashboard against those who attack it: another origin, a sandbox, another team, and whoever got hold of a cookie.
+
+A browser's requests are made by hand here, so that each header that a browser would refuse to forge can be forged.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from harness.platform import Platform
+from harness.secure import secure_platform
+from harness.traffic import program, wait_served
+
+MARK = {"X-Ringfence-Dashboard": "1"}
+TOKENS = ("envdAccessToken", "trafficAccessToken", "apiKey")
+
+
+class Visitor:
+    """One browser, by its cookies."""
+
+    def __init__(self, url: str, **options) -> None:
+        self.url = url
+        self.client = httpx.Client(base_url=url, headers=MARK, timeout=60, **options)
+
+    def sign_in(self, credential: str) -> httpx.Response:
+        return self.client.post("/dashboard/session", json={"credential": credential})
+
+    def get(self, path: str, **options) -> httpx.Response:
+        return self.client.get(f"/dashboard/{path}", **options)
+
+    def post(self, path: str, **options) -> httpx.Response:
+        return self.client.post(f"/dashboard/{path}", **options)
+
+    def delete(self, path: str, **options) -> httpx.Response:
+        return self.client.delete(f"/dashboard/{path}", **options)
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.client.close()
+
+
+@pytest.fixture
+def key(platform: Platform) -> str:
+    return platform.credentials()["E2B_API_KEY"]
+
+
+@pytest.fixture
+def visitor(platform: Platform, key: str) -> Iterator[Visitor]:
+    """A browser that is signed in."""
+    with Visitor(platform.url) as visitor:
+        assert visitor.sign_in(key).status_code == 200
+        yield visitor
+
+
+@pytest.fixture
+def stranger(platform: Platform) -> Iterator[Visitor]:
+    """A browser that is signed in to another team."""
+    team = f"stranger-{uuid.uuid4().hex[:8]}"
+    assert platform.run("team", "create", team).returncode == 0
+    key = platform.run("key", "create", "--team", team).stdout.strip()
+    with Visitor(platform.url) as visitor:
+        assert visitor.sign_in(key).json()["team"]["name"] == team
+        yield visitor
+
+
+def ran(visitor: Visitor, sandbox: Sandbox, command: str) -> bytes:
+    """What a command prints that the page starts by the agent."""
+    message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", command]}}).encode()
+    answer = visitor.post(
+        f"agent/{sandbox.sandbox_id}/process.Process/Start",
+        content=struct.pack(">BI", 0, len(message)) + message,
+        headers={"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"},
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def test_the_page_is_the_same_for_everybody_and_says_what_it_may_load(platform: Platform, key: str) -> None:
+    with Visitor(platform.url) as visitor:
+        before = visitor.get("sandboxes")
+        visitor.sign_in(key)
+        after = visitor.get("sandboxes")
+    assert before.status_code == 200 and before.content == after.content
+    policy = before.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy and before.headers["x-frame-options"] == "DENY", "it cannot be framed"
+    assert before.headers["cross-origin-opener-policy"] == "same-origin"
+    assert before.headers["cross-origin-resource-policy"] == "same-origin"
+    assert before.headers["referrer-policy"] == "no-referrer"
+
+
+def test_a_key_or_an_access_token_signs_in_and_nothing_else(platform: Platform, key: str) -> None:
+    made = httpx.post(f"{platform.url}/access-tokens", headers={"X-API-Key": key}, json={"name": "browser"}, timeout=30)
+    token = made.json()["token"]
+    with Visitor(platform.url) as visitor:
+        assert visitor.get("session").status_code == 401
+        for wrong in ("", "x", "e2b_" + "ab" * 20, "sk_e2b_" + "ab" * 20, key + "00", "e2b_"):
+            answer = visitor.sign_in(wrong)
+            assert answer.status_code == 401 and "set-cookie" not in answer.headers, wrong
+        for body in (b"", b"[]", b'{"credential": 5}', f'{{"credentials": "{key}"}}'.encode(), key.encode()):
+            answer = visitor.post("session", content=body)
+            assert answer.status_code == 400 and key not in answer.text
+        assert visitor.post("session", content=b'{"credential": "' + b"a" * 5000 + b'"}').status_code == 413
+        assert visitor.get("api/v2/sandboxes").status_code == 401
+        for good in (key, token, f"  {key}\n"):
+            answer = visitor.sign_in(good)
+            assert answer.status_code == 200 and answer.json()["team"]["name"]
+            cookie = answer.headers["set-cookie"]
+            assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Path=/dashboard" in cookie
+            assert visitor.get("api/v2/sandboxes").status_code == 200
+            assert good.strip() not in answer.text
+    assert key not in platform.log() and token not in platform.log()
+
+
+def test_a_replayed_cookie_after_sign_out_is_refused(visitor: Visitor, platform: Platform) -> None:
+    (cookie,) = visitor.client.cookies.jar
+    assert visitor.delete("session").status_code == 204
+    assert not list(visitor.client.cookies.jar), "the browser forgets it"
+    for path in ("session", "api/v2/sandboxes", "agent/i0/files?path=/etc/hosts"):
+        answer = httpx.get(
+            f"{platform.url}/dashboard/{path}", headers={**MARK, "Cookie": f"{cookie.name}={cookie.value}"}, timeout=30
+        )
+        assert answer.status_code == 401, path
+    assert cookie.value not in platform.log()
+
+
+def test_an_open_stream_ends_with_the_session(visitor: Visitor, sandbox: Sandbox) -> None:
+    message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", "echo begun; sleep 300"]}}).encode()
+    with visitor.client.stream(
+        "POST",
+        f"/dashboard/agent/{sandbox.sandbox_id}/process.Process/Start",
+        content=struct.pack(">BI", 0, len(message)) + message,
+        headers={"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"},
+    ) as stream:
+        chunks = stream.iter_raw()
+        seen = b""
+        while b"YmVndW4K" not in seen:  # "begun" and a line end
+            seen += next(chunks)
+        assert visitor.delete("session").status_code == 204
+        with pytest.raises(httpx.RemoteProtocolError):
+            for _ in chunks:
+                pass
+
+
+def test_a_revoked_key_ends_its_sessions(platform: Platform) -> None:
+    team = f"revoked-{uuid.uuid4().hex[:8]}"
+    assert platform.run("team", "create", team).returncode == 0
+    key = platform.run("key", "create", "--team", team).stdout.strip()
+    with Visitor(platform.url) as visitor:
+        assert visitor.sign_in(key).status_code == 200
+        assert visitor.get("api/v2/sandboxes").status_code == 200
+        (entry,) = json.loads(platform.run("key", "list", "--team", team, "--format", "json").stdout)
+        assert platform.run("key", "revoke", entry["id"]).returncode == 0
+        for path in ("api/v2/sandboxes", "session"):
+            assert visitor.get(path).status_code == 401, path
+
+
+def test_a_forged_origin_is_refused(visitor: Visitor, sandbox: Sandbox, platform: Platform) -> None:
+    """Whatever the browser says of a request that another page made: none of it reaches the API or an agent."""
+    host = re.sub(r"^http://", "", platform.url)
+    forged = [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": f"https://{host}"},
+        {"Origin": f"http://8000-{sandbox.sandbox_id}.{host}"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Dest": "script"},
+        {"Sec-Fetch-Dest": "iframe"},
+        {"Service-Worker": "script"},
+        {"X-Ringfence-Dashboard": ""},
+    ]
+    for headers in forged:
+        for answer in (
+            visitor.post("api/sandboxes", json={"templateID": "base"}, headers=headers),
+            visitor.get("api/v2/sandboxes", headers=headers),
+            visitor.delete(f"api/sandboxes/{sandbox.sandbox_id}", headers=headers),
+            visitor.post(f"agent/{sandbox.sandbox_id}/files?path=/tmp/x", files={"file": b"x"}, headers=headers),
+            visitor.delete("session", headers=headers),
+            visitor.post("session", json={"credential": "x"}, headers=headers),
+        ):
+            assert answer.status_code == 403, (headers, answer.text)
+            assert "access-control-allow-origin" not in answer.headers
+    assert sandbox.is_running() and not sandbox.files.exists("/tmp/x")
+    assert visitor.get("session").status_code == 200
+    asked = visitor.client.options("/dashboard/api/sandboxes", headers={"Origin": "http://evil.example"})
+    assert asked.status_code >= 400 and "access-control-allow-origin" not in asked.headers
+
+
+def test_a_download_is_refused_to_other_pages(visitor: Visitor, sandbox: Sandbox) -> None:
+    path = f"agent/{sandbox.sandbox_id}/files?path=/etc/hostname"
+    bare = {"X-Ringfence-Dashboard": ""}
+    good = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "document"}
+    assert visitor.get(path, headers={**bare, **good}).status_code == 200
+    for wrong in ({"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Dest": "script"}):
+        assert visitor.get(path, headers={**bare, **good, **wrong}).status_code == 403, wrong
+
+
+def test_a_second_team_sees_nothing(visitor: Visitor, stranger: Visitor, sandbox: Sandbox) -> None:
+    assert sandbox.sandbox_id in visitor.get("api/v2/sandboxes").text
+    assert stranger.get("api/v2/sandboxes").json() == []
+    for answer in (
+        stranger.get(f"api/sandboxes/{sandbox.sandbox_id}"),
+        stranger.delete(f"api/sandboxes/{sandbox.sandbox_id}"),
+        stranger.get(f"agent/{sandbox.sandbox_id}/files?path=/etc/hostname"),
+        stranger.post(f"agent/{sandbox.sandbox_id}/filesystem.Filesystem/ListDir", json={"path": "/"}),
+    ):
+        assert answer.status_code == 404, answer.text
+    # A team that is named is still not the session's.
+    own = visitor.get("session").json()["team"]["id"]
+    assert stranger.get("api/v2/sandboxes", headers={"X-Team-ID": own}).json() == []
+    assert sandbox.is_running()
+
+
+def test_no_answer_has_a_token(visitor: Visitor, key: str) -> None:
+    """A page that was taken over could send tokens elsewhere, where they would outlive the session."""
+    made = visitor.post("api/sandboxes", json={"templateID": "base", "secure": True, "network": {"allowPublicTraffic": False}})
+    assert made.status_code == 201, made.text
+    sandbox = made.json()["sandboxID"]
+    answers = [
+        made,
+        visitor.get(f"api/sandboxes/{sandbox}"),
+        visitor.post(f"api/sandboxes/{sandbox}/connect", json={"timeout": 60}),
+        visitor.get("api/v2/sandboxes"),
+    ]
+    for answer in answers:
+        assert answer.status_code < 300 and sandbox in answer.text
+        assert not [token for token in TOKENS if token in answer.text], answer.text
+        assert answer.headers["cache-control"] == "no-store"
+    # The one operation that is a token itself.
+    teams = visitor.get("api/teams")
+    assert teams.status_code == 404 and key not in teams.text
+    assert key not in visitor.get("api/t%65ams").text
+    assert visitor.delete(f"api/sandboxes/{sandbox}").status_code == 204
+
+
+def test_a_page_of_a_sandbox_is_a_download(visitor: Visitor, sandbox: Sandbox) -> None:
+    sandbox.files.write("/tmp/a\"b;<script>é.html", "<script>alert(1)</script>")
+    answer = visitor.get(f"agent/{sandbox.sandbox_id}/files", params={"path": "/tmp/a\"b;<script>é.html"})
+    assert answer.status_code == 200 and answer.text == "<script>alert(1)</script>"
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''a%22b%3B%3Cscript%3E%C3%A9.html"
+    assert "sandbox" in answer.headers["content-security-policy"] and answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_signed_link_cannot_run_at_this_origin(sandbox: Sandbox, platform: Platform) -> None:
+    """It is answered at the address of the platform, which is the dashboard's origin."""
+    sandbox.files.write("/tmp/page.html", "<script>alert(1)</script>")
+    link = httpx.URL(sandbox.download_url("/tmp/page.html"))
+    answer = httpx.get(f"{platform.url}{link.raw_path.decode()}", timeout=30)
+    assert answer.status_code == 200 and "alert" in answer.text
+    assert answer.headers["content-security-policy"] == "sandbox"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_sandbox_never_gets_the_cookie(visitor: Visitor, sandbox: Sandbox, platform: Platform) -> None:
+    sandbox.files.write("/tmp/server.py", program("http_server.py"))
+    sandbox.commands.run("python3 /tmp/server.py 0.0.0.0 8000", background=True)
+    host = sandbox.get_host(8000)
+    wait_served(platform.url, host)
+    (cookie,) = visitor.client.cookies.jar
+    sent = f"theirs=1; {cookie.name}={cookie.value}; __Host-ringfence-dashboard={cookie.value}; more=2"
+    seen = httpx.get(platform.url, headers={"Host": host, "Cookie": sent}, timeout=30).text
+    assert "theirs=1; more=2" in seen and cookie.value not in seen
+
+
+def test_only_the_calls_of_the_page_reach_an_agent(visitor: Visitor, sandbox: Sandbox) -> None:
+    for path in ("init", "process.Process/../init", "files/../init", "%69nit", "process.Process/", "", "envs", "files/x"):
+        answer = visitor.post(f"agent/{sandbox.sandbox_id}/{path}", json={})
+        assert answer.status_code == 404, path
+    assert visitor.client.put(f"/dashboard/agent/{sandbox.sandbox_id}/files?path=/tmp/x").status_code == 404
+    assert b"cm9vdAo=" in ran(visitor, sandbox, "id -un | sed s/user/root/")
+
+
+def test_a_paused_sandbox_is_not_woken(visitor: Visitor, platform: Platform) -> None:
+    box = Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    try:
+        box.pause()
+        for answer in (
+            visitor.get(f"agent/{box.sandbox_id}/files?path=/etc/hostname"),
+            visitor.post(f"agent/{box.sandbox_id}/filesystem.Filesystem/ListDir", json={"path": "/"}),
+        ):
+            assert answer.status_code == 409 and "resume it first" in answer.json()["message"]
+        assert visitor.get(f"api/sandboxes/{box.sandbox_id}").json()["state"] == "paused"
+    finally:
+        box.kill()
+
+
+def test_uploads_are_the_page_s_own(visitor: Visitor, sandbox: Sandbox) -> None:
+    path = f"agent/{sandbox.sandbox_id}/files?path=/tmp/up"
+    assert visitor.post(path, files={"file": b"content"}, headers={"X-Ringfence-Dashboard": ""}).status_code == 403
+    assert visitor.post(path, files={"file": b"content"}).status_code == 200
+    assert sandbox.files.read("/tmp/up") == "content"
+
+
+def test_a_browser_elsewhere_is_sent_to_https(platform: Platform, key: str) -> None:
+    """A reverse proxy that says that it was asked over HTTP passes a password that others could read."""
+    for forwarded in ({"X-Forwarded-Proto": "http"}, {"X-Forwarded-For": "192.0.2.7"}):
+        with Visitor(platform.url) as visitor:
+            visitor.client.headers.update(forwarded)
+            page = visitor.get("")
+            assert page.status_code == 403 and "HTTPS" in page.text and page.headers["content-type"].startswith("text/html")
+            assert visitor.sign_in(key).status_code == 403
+            first = visitor.client.get("/", headers={"Accept": "text/html"})
+            assert first.headers["location"] == "/docs"
+    with Visitor(platform.url) as visitor:
+        visitor.client.headers["X-Forwarded-Proto"] = "https"
+        answer = visitor.sign_in(key)
+        assert answer.status_code == 200 and "__Host-" in answer.headers["set-cookie"]
+        first = visitor.client.get("/", headers={"Accept": "text/html"})
+        assert first.headers["location"] == "/dashboard"
+
+
+def test_over_https_no_neighbour_can_set_the_cookie(work_dir: Path) -> None:
+    with secure_platform(work_dir / "dashboard") as secure:
+        url = secure.url.replace("http://", "https://")
+        with Visitor(url, verify=False) as visitor:
+            answer = visitor.sign_in(secure.credentials()["E2B_API_KEY"])
+            cookie = answer.headers["set-cookie"]
+            assert re.fullmatch(
+                r"__Host-ringfence-dashboard=[0-9a-f]{64}; Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age=43200", cookie
+            )
+            token = cookie.split("=")[1].split(";")[0]
+            assert visitor.get("session").status_code == 200
+        # Over HTTP, or by the name that a sandbox could set, it is nothing.
+        for name, at in (("__Host-ringfence-dashboard", secure.url), (f"ringfence-dashboard-{secure.port}", url)):
+            answer = httpx.get(f"{at}/dashboard/session", headers={**MARK, "Cookie": f"{name}={token}"}, verify=False, timeout=30)
+            assert answer.status_code == 401, name
+
+
+def test_the_first_address_leads_browsers_to_the_dashboard(platform: Platform) -> None:
+    answer = httpx.get(platform.url, headers={"Accept": "text/html"}, timeout=30)
+    assert answer.status_code == 307 and answer.headers["location"] == "/dashboard"
+    assert httpx.get(platform.url, timeout=30).status_code == 404, "other clients get the answer of the API"

@@ -3,7 +3,7 @@
 // The API reads from a millisecond on, and several entries may share one: those that are shown already are left out by
 // comparison. At most `LINES` are on the page, the newest ones. Every line is text of the sandbox.
 
-import { isAborted, items, reason } from './api.js'
+import { get, isAborted, items, path, reason } from './api.js'
 import { clockText, make, poll, setText, shown } from './ui.js'
 import { shownLines } from './text.js'
 
@@ -85,4 +85,14 @@ export function follow(root, context, { label, read, keep = () => true, isOver =
     setText(status, 'Reading …')
     run()
   }
+}
+
+/** Entries of the log, oldest first. */
+export async function logPage(context, cursor, filter = {}) {
+  const query = new URLSearchParams({ limit: '1000', direction: cursor === null ? 'backward' : 'forward' })
+  if (cursor !== null) query.set('cursor', String(cursor))
+  for (const [name, value] of Object.entries(filter)) if (value) query.set(name, value)
+  const value = await get(`v2/${path('sandboxes', context.id)}/logs?${query}`, { signal: context.signal })
+  const entries = Array.isArray(value?.logs) ? value.logs : []
+  return cursor === null ? entries.reverse() : entries
 }

@@ -16,6 +16,8 @@ const FILE_MAX = 256 * 1024
 const ROWS_MAX = 200
 const TRAFFIC_POINTS = 720
 const LISTENS = '0A'
+// The port of the agent, which is no one's to open.
+const AGENT_PORT = 49983
 
 /** A file of the kernel of a sandbox, as text. */
 async function kernelFile(context, name) {
@@ -50,7 +52,7 @@ export function portsOf(...texts) {
       const [, local = '', , state] = line.trim().split(/\s+/u)
       const [address, hex] = local.split(':')
       const port = /^[0-9A-F]{4}$/u.test(hex ?? '') ? parseInt(hex, 16) : 0
-      if (state !== LISTENS || !port || !/^[0-9A-F]+$/u.test(address)) continue
+      if (state !== LISTENS || !port || port === AGENT_PORT || !/^[0-9A-F]+$/u.test(address)) continue
       const isLocal = /^(0100007F|0{24}01000000)$/u.test(address)
       ports.set(port, (ports.get(port) ?? true) && isLocal)
     }
@@ -77,7 +79,7 @@ export function mountOverview(root, context) {
   const status = make('p', { className: 'state-line' })
   root.append(
     about,
-    make('div', { className: 'head' }, make('h2', { textContent: 'Use' }), range),
+    make('div', { className: 'head section' }, make('h2', { textContent: 'Use' }), range),
     status,
     make('div', { className: 'plots' }, cpu.element, memory.element, disk.element, traffic.element),
   )

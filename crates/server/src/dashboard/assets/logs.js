@@ -42,9 +42,9 @@ export function lineElement(entry) {
 
 /**
  * Shows a log in `root`. `read(cursor)` has the entries from a millisecond on, or the newest when `cursor` is `null`, both
- * oldest first; `isOver` says that nothing more comes. The result starts again, as for another filter.
+ * oldest first, `most` of them in one answer; `isOver` says that nothing more comes. The result starts again, as for another filter.
  */
-export function follow(root, context, { label, read, keep = () => true, isOver = () => false, none = 'Nothing was logged yet.' }) {
+export function follow(root, context, { label, read, most = LINES, keep = () => true, isOver = () => false, none = 'Nothing was logged yet.' }) {
   const box = make('div', { className: 'log', role: 'log', 'aria-label': label, tabIndex: 0, 'aria-live': 'off' })
   const status = make('p', { className: 'state-line', textContent: 'Reading …' })
   root.append(status, box)
@@ -60,7 +60,7 @@ export function follow(root, context, { label, read, keep = () => true, isOver =
       const isOverNow = isOver()
       const entries = fresh(got, seen)
       // A millisecond with more entries than one answer has.
-      if (cursor !== null && got.length >= LINES && !entries.length) seen.at += 1
+      if (cursor !== null && got.length >= most && !entries.length) seen.at += 1
       const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40
       box.append(...entries.filter(keep).map(lineElement))
       while (box.childElementCount > LINES) {
@@ -70,7 +70,9 @@ export function follow(root, context, { label, read, keep = () => true, isOver =
       if (atEnd) box.scrollTop = box.scrollHeight
       box.hidden = box.childElementCount === 0
       setText(status, box.hidden ? none : `${box.childElementCount} lines${dropped ? ', the newest' : ''}${isOverNow ? '' : ', live'}.`)
-      return isOverNow ? 60_000 : 0
+      // There is more already.
+      if (entries.length >= most - 1 && cursor !== null) setTimeout(() => run(), 100)
+      return isOverNow && !entries.length ? 60_000 : 0
     } catch (error) {
       if (!isAborted(error)) setText(status, `Not current: ${reason(error)}.`)
       throw error

@@ -100,7 +100,7 @@ export function row(...cells) {
 
 /** Names with their values. */
 export function facts(pairs) {
-  return make('dl', { className: 'facts' }, ...pairs.flatMap(([name, value]) => [make('dt', { textContent: name }), make('dd', {}, value ?? '–')]))
+  return make('dl', { className: 'facts' }, ...pairs.map(([name, value]) => make('div', {}, make('dt', { textContent: name }), make('dd', {}, value ?? '–'))))
 }
 
 export function note(text, kind = '') {
@@ -277,7 +277,7 @@ export function metadataElement(metadata, most = 4) {
 
 /** A state as a label with a colour and its name. */
 export function stateElement(state) {
-  const known = ['running', 'paused', 'ready', 'building', 'waiting', 'error', 'ended'].includes(state) ? state : 'other'
+  const known = ['running', 'paused', 'ready', 'building', 'waiting', 'error', 'ended', 'delivered', 'failed'].includes(state) ? state : 'other'
   return make('span', { className: `state is-${known}`, textContent: shown(state, 20) })
 }
 

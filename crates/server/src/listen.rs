@@ -217,7 +217,7 @@ impl Gateway {
             Visit::Agent(call) => {
                 let find = |id: &_| self.services.registry.access(id);
                 let response = self.ingress.serve(call.request, &call.target, find).await;
-                dashboard::from_agent(response, call.reading)
+                dashboard::from_agent(response, &call.reading)
             }
         }
     }

@@ -246,7 +246,7 @@ fn remove_secrets(value: &mut Value) {
 }
 
 /// Makes the answer of an agent, or of the proxy before it, one for the page.
-pub(crate) fn from_agent(response: http::Response<ResponseBody>, reading: Reading) -> Response {
+pub(crate) fn from_agent(response: http::Response<ResponseBody>, reading: &Reading) -> Response {
     let (mut parts, body) = response.into_parts();
     let sent_type = parts.headers.get(header::CONTENT_TYPE).cloned();
     parts.headers = only(&parts.headers, &FROM_AGENT);

@@ -344,3 +344,40 @@ def test_the_first_address_leads_browsers_to_the_dashboard(platform: Platform) -
     answer = httpx.get(platform.url, headers={"Accept": "text/html"}, timeout=30)
     assert answer.status_code == 307 and answer.headers["location"] == "/dashboard"
     assert httpx.get(platform.url, timeout=30).status_code == 404, "other clients get the answer of the API"
+
+
+def test_the_operator_signs_in_by_a_code_of_the_command_line(platform: Platform, sandbox: Sandbox, visitor: Visitor) -> None:
+    printed = platform.run("dashboard")
+    assert printed.returncode == 0 and f"{platform.url}/dashboard" in printed.stdout, printed.stderr
+    (code,) = re.findall(r"rfop_[0-9a-f]{32}", printed.stdout)
+    with Visitor(platform.url) as operator:
+        session = operator.sign_in(code).json()
+        assert session["isOperator"] is True and session["team"] is None
+        with Visitor(platform.url) as second:
+            again = second.sign_in(code)
+            assert again.status_code == 401 and "five minutes" in again.json()["message"], "a code works once"
+        listed = operator.get("operator-api/sandboxes").json()
+        assert sandbox.sandbox_id in {entry["id"] for entry in listed}
+        assert "ringfence_sandboxes" in operator.get("operator-api/metrics").text
+        assert operator.get(f"operator-api/sandboxes/{sandbox.sandbox_id}/logs").status_code == 200
+        # Neither a team's contents nor the ways to change the platform.
+        for answer in (
+            operator.get("api/v2/sandboxes"),
+            operator.get(f"agent/{sandbox.sandbox_id}/files?path=/etc/hostname"),
+        ):
+            assert answer.status_code == 403 and "operator" in answer.json()["message"]
+        for answer in (
+            operator.post("operator-api/dashboard/codes"),
+            operator.post("operator-api/backup"),
+            operator.get("operator-api/template?team=x&name=base"),
+            operator.post("operator-api/collections", json={}),
+            operator.get("operator-api/layers/x"),
+            operator.get("operator-api/sandboxes/../template"),
+            operator.post(f"operator-api/sandboxes/{sandbox.sandbox_id}"),
+        ):
+            assert answer.status_code == 404, answer.request.url
+        assert operator.delete(f"operator-api/sandboxes/{sandbox.sandbox_id}").status_code == 204
+        assert not sandbox.is_running()
+    for path in ("sandboxes", "metrics", f"sandboxes/{sandbox.sandbox_id}"):
+        assert visitor.get(f"operator-api/{path}").status_code == 403, "a team is not the operator"
+    assert code not in platform.log()

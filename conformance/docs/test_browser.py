@@ -203,10 +203,13 @@ def test_headers_and_caching(platform: Platform) -> None:
         assert client.get("/docs", headers={"X-API-Key": "wrong"}).status_code == 200
 
 
-def test_the_first_address_leads_a_browser_to_the_pages(page: Page, platform: Platform) -> None:
-    answer = page.goto("/")
-    assert answer and answer.status == 200
-    assert page.url.endswith("/docs")
+def test_the_first_address_leads_a_browser_to_pages(platform: Platform) -> None:
+    """To the dashboard where a browser may sign in, else to the documentation."""
+    html = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for headers, leads_to in ((html, "/dashboard"), ({**html, "X-Forwarded-Proto": "http"}, "/docs")):
+        answer = httpx.get(f"{platform.url}/", headers=headers)
+        assert (answer.status_code, answer.headers["location"]) == (307, leads_to)
+        assert httpx.get(f"{platform.url}{leads_to}", headers=headers).status_code == 200
     for accept in ("application/json", "*/*", "application/json, text/plain, */*"):
         answer = httpx.get(f"{platform.url}/", headers={"Accept": accept})
         assert (answer.status_code, answer.json()["code"]) == (404, 404), accept

@@ -1,4 +1,5 @@
-//! Embeds the pages for readers of the product, which are the Markdown files of `docs/` except those for developers.
+//! Embeds the pages for readers of the product, which are the Markdown files of `docs/` except those for developers, and
+//! the pictures in them.
 //!
 //! The build fails when a page lacks its front matter, so a binary never contains a page without title and description.
 
@@ -37,7 +38,33 @@ fn main() -> Result<(), String> {
         reason = "cargo tells a build script where to write by a variable"
     )]
     let out = std::env::var("OUT_DIR").map_err(|error| format!("OUT_DIR: {error}"))?;
-    std::fs::write(Path::new(&out).join("pages.rs"), pages).map_err(|error| format!("write pages.rs: {error}"))
+    let out = Path::new(&out);
+    std::fs::write(out.join("pages.rs"), pages).map_err(|error| format!("write pages.rs: {error}"))?;
+    std::fs::write(out.join("pictures.rs"), pictures(&folder.join("pictures"))?)
+        .map_err(|error| format!("write pictures.rs: {error}"))
+}
+
+/// The list of the pictures that pages show, by their path below `docs/`.
+fn pictures(folder: &Path) -> Result<String, String> {
+    let told = |error: std::io::Error| format!("read {}: {error}", folder.display());
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(told)? {
+        names.push(entry.map_err(told)?.file_name());
+    }
+    names.sort();
+    let mut list = String::from("&[\n");
+    for name in names {
+        let name = name.to_str().ok_or("the name of a picture is not UTF-8")?;
+        let file = folder.join(name);
+        writeln!(
+            list,
+            "Picture {{ file: {:?}, body: include_bytes!({file:?}) }},",
+            format!("/pictures/{name}")
+        )
+        .map_err(|error| error.to_string())?;
+    }
+    list.push(']');
+    Ok(list)
 }
 
 /// Appends path, relative to `docs/`, and text of every page below `folder`.

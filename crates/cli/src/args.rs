@@ -97,6 +97,10 @@ pub(crate) enum Command {
     /// List, inspect and kill sandboxes of all teams; requires a running platform
     #[command(subcommand)]
     Sandbox(SandboxCommand),
+    /// Print the address of the dashboard, and a code by which the operator signs in; requires a running platform
+    ///
+    /// The code opens one session, which shows the sandboxes of all teams. Teams sign in with a key of theirs.
+    Dashboard,
     /// Build, list, inspect, delete, push and pull the templates of a team; requires a running platform
     ///
     /// The platform and the API key are those of E2B_API_URL and E2B_API_KEY, or of the data directory; for `push` and
@@ -623,6 +627,7 @@ impl Cli {
             | Command::Token(_)
             | Command::MasterKey(_)
             | Command::Sandbox(_)
+            | Command::Dashboard
             | Command::Template(_)
             | Command::Gc { .. }
             | Command::Backup(_)

@@ -15,6 +15,7 @@ mod clock;
 mod config;
 mod connection_threads;
 mod credentials;
+mod dashboard;
 mod data_dir;
 mod database;
 mod doctor;
@@ -145,6 +146,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         | Command::Token(_)
         | Command::MasterKey(_)
         | Command::Sandbox(_)
+        | Command::Dashboard
         | Command::Template(_)
         | Command::Gc { .. }
         | Command::Backup(_)
@@ -203,6 +205,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             })
         }
         Command::Sandbox(command) => sandboxes::run(settings, &command),
+        Command::Dashboard => dashboard::run(settings),
         Command::Template(command) => template::run(settings, sources, command),
         Command::Gc { dry_run, cache, format } => transfer::collect(settings, dry_run, cache, format),
         Command::Backup(command) => backup::run(settings, sources, &command),

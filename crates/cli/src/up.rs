@@ -120,7 +120,7 @@ async fn serve(
     } = started;
     let file = dir.path().join(credentials::FILE);
     output::text(&if std::io::stdout().is_terminal() {
-        welcome(&addresses.api_url, &file)
+        welcome(&addresses.api_url, &file, settings.dashboard.is_enabled)
     } else {
         ready(&addresses.api_url, &file)
     })?;
@@ -166,9 +166,15 @@ fn ready(url: &str, credentials: &Path) -> String {
 }
 
 /// What a person at a terminal reads.
-fn welcome(url: &str, credentials: &Path) -> String {
+fn welcome(url: &str, credentials: &Path, has_dashboard: bool) -> String {
+    let dashboard = if has_dashboard {
+        format!("\x20 dashboard      {url}/dashboard\n")
+    } else {
+        String::new()
+    };
     format!(
         "\nringfence is ready at {url}\n\n\
+         {dashboard}\
          \x20 documentation  {url}/docs\n\
          \x20 keys           {}\n\
          \x20 next           in another terminal: {}\n\
@@ -387,16 +393,17 @@ mod tests {
     #[test]
     fn a_person_reads_where_to_go_on_and_no_key() {
         let file = Path::new("/var/lib/ringfence/credentials.env");
-        let text = welcome("http://127.0.0.1:3000", file);
+        let text = welcome("http://127.0.0.1:3000", file, true);
         for part in [
             "ringfence is ready at http://127.0.0.1:3000\n",
-            "http://127.0.0.1:3000/docs\n",
+            "  dashboard      http://127.0.0.1:3000/dashboard\n  documentation  http://127.0.0.1:3000/docs\n",
             "set -a; . '/var/lib/ringfence/credentials.env'; set +a\n",
             "Ctrl-C",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 110), "{text}");
+        assert!(!welcome("http://127.0.0.1:3000", file, false).contains("dashboard"));
         let line = ready("http://127.0.0.1:3000", file);
         assert!(line.starts_with("ringfence is ready at http://127.0.0.1:3000 - ") && line.lines().count() == 1);
     }

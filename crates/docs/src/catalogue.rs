@@ -18,16 +18,32 @@ pub struct Page {
     pub body: &'static str,
 }
 
+/// A picture that pages show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Picture {
+    /// Path of its file relative to `docs/`, from the root: `/pictures/dashboard.png`.
+    pub file: &'static str,
+    /// The file.
+    pub body: &'static [u8],
+}
+
 /// All pages, in the order of a table of contents.
 #[derive(Debug)]
 pub struct Catalogue {
     pages: &'static [Page],
+    pictures: &'static [Picture],
 }
 
 impl Catalogue {
     #[cfg(test)]
     pub(crate) fn of(pages: &'static [Page]) -> Self {
-        Self { pages }
+        Self { pages, pictures: &[] }
+    }
+
+    /// The pictures of all pages.
+    #[must_use]
+    pub fn pictures(&self) -> &'static [Picture] {
+        self.pictures
     }
 
     /// The pages in order: depth first, the index of a folder first.
@@ -45,6 +61,7 @@ impl Catalogue {
 
 static CATALOGUE: Catalogue = Catalogue {
     pages: include!(concat!(env!("OUT_DIR"), "/pages.rs")),
+    pictures: include!(concat!(env!("OUT_DIR"), "/pictures.rs")),
 };
 
 /// The documentation of this version.

@@ -9,6 +9,7 @@ mod address;
 mod contents;
 mod markdown;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -33,17 +34,26 @@ pub struct Asset {
     /// Whether the address changes with the content, so that clients may keep it for ever.
     pub is_immutable: bool,
     /// The content.
-    pub body: String,
+    pub body: Cow<'static, [u8]>,
 }
 
 impl Asset {
     fn new(content_type: &'static str, body: String) -> Self {
+        Self::of_bytes(content_type, Cow::Owned(body.into_bytes()))
+    }
+
+    fn of_bytes(content_type: &'static str, body: Cow<'static, [u8]>) -> Self {
         Self {
             content_type,
             etag: format!("\"{}\"", digest(&body)),
             is_immutable: false,
             body,
         }
+    }
+
+    #[cfg(test)]
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("a text")
     }
 
     fn html(body: String) -> Self {
@@ -111,7 +121,7 @@ impl RenderedPages {
     pub fn new(catalogue: &Catalogue) -> Self {
         let mut site = Self {
             contents: groups(catalogue.pages()),
-            style: format!("{BASE}/style.css?v={}", digest(STYLE)),
+            style: format!("{BASE}/style.css?v={}", digest(STYLE.as_bytes())),
             assets: HashMap::new(),
         };
         let pages = catalogue.pages();
@@ -141,6 +151,10 @@ impl RenderedPages {
         site.assets.insert(format!("{BASE}/style.css"), style);
         let icon = Asset::new("image/svg+xml", ICON.to_owned());
         site.assets.insert(format!("{BASE}/icon.svg"), icon);
+        for picture in catalogue.pictures() {
+            let shown = Asset::of_bytes("image/png", Cow::Borrowed(picture.body));
+            site.assets.insert(format!("{BASE}{}", picture.file), shown);
+        }
         let plain = |body| Asset::new("text/plain; charset=utf-8", body);
         site.assets
             .insert("/llms.txt".to_owned(), plain(list_for_agents(pages)));
@@ -196,10 +210,10 @@ fn rendered(template: &impl askama::Template) -> String {
     template.render().expect("writing to a String does not fail")
 }
 
-/// A short digest of a text, the same in every run.
-fn digest(text: &str) -> String {
+/// A short digest of a content, the same in every run.
+fn digest(content: &[u8]) -> String {
     let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
+    content.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 

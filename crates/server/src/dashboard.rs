@@ -1,8 +1,9 @@
-//! The dashboard: pages of a browser for one team, at `/dashboard` on the address of the API.
+//! The dashboard: pages of a browser for one team, or for the operator, at `/dashboard` on the address of the API.
 //!
 //! The pages are files that are the same for everybody ([`assets`]). What they show comes from the public API, with the
 //! session in the place of a key ([`sessions`]): `/dashboard/api/…` is that API, and `/dashboard/agent/{sandbox}/…` the agent
-//! of a sandbox. Nothing here can do what a key of the team cannot.
+//! of a sandbox. Nothing here can do what a key of the team cannot. The operator's sessions reach `/dashboard/operator-api/…`
+//! instead, a part of what the operator's socket offers: all teams' sandboxes by their figures, never their contents.
 //!
 //! Who attacks this and how it ends:
 //! - A page of another origin, of a sandbox too, makes the browser send requests with its cookie: [`guard`] refuses them.
@@ -39,9 +40,9 @@ use store::Store;
 use self::guard::Client;
 use self::passing::Reading;
 pub(crate) use self::passing::{at_own_origin, from_agent, from_api, without_cookies};
-use self::sessions::{LIFETIME, Session, Sessions};
+use self::sessions::{Actor, CODE_LIFETIME, CODE_PREFIX, Codes, LIFETIME, Session, Sessions};
 use crate::api::{ApiError, prefers_pages, read_limited};
-use crate::authentication::{Authenticator, Credential, SessionOwner, StoredCredential};
+use crate::authentication::{Authenticator, Credential, Owner, SessionOwner, StoredCredential};
 use crate::clock::{Clock, rfc3339};
 use crate::keys::ACCESS_TOKEN_PREFIX;
 use crate::peers::{ClientPeer, PeerRates};
@@ -80,6 +81,7 @@ pub(crate) struct Dashboard {
     settings: DashboardSettings,
     services: DashboardServices,
     sessions: Sessions,
+    codes: Codes,
     sign_ins: PeerRates,
 }
 
@@ -90,6 +92,8 @@ pub(crate) enum Visit {
     Answered(Response),
     /// The API answers this request; [`from_api`] makes the response.
     Api(Request<ClientBody>),
+    /// The operator API answers this request; [`from_api`] makes the response.
+    Operator(Request<ClientBody>),
     /// The agent of a sandbox answers this request; [`from_agent`] makes the response.
     Agent(AgentCall),
 }
@@ -110,6 +114,7 @@ enum Location<'a> {
     Asset(&'a str),
     Session,
     Api(&'a str),
+    Operator(&'a str),
     Agent { id: &'a str, path: &'a str },
 }
 
@@ -121,6 +126,7 @@ impl<'a> Location<'a> {
         match below.split_once('/') {
             Some(("assets", name)) => Self::Asset(name),
             Some(("api", path)) => Self::Api(path),
+            Some(("operator-api", path)) => Self::Operator(path),
             Some(("agent", rest)) => {
                 let (id, path) = rest.split_once('/').unwrap_or((rest, ""));
                 Self::Agent { id, path }
@@ -137,6 +143,7 @@ impl Dashboard {
             settings,
             services,
             sessions: Sessions::default(),
+            codes: Codes::default(),
             sign_ins: PeerRates::new(SIGN_INS.0, SIGN_INS.1),
         }
     }
@@ -191,9 +198,11 @@ impl Dashboard {
         if let Some(why) = self.refusal_of(client) {
             return match location {
                 Location::Page => Ok(Visit::Answered(assets::refused(why))),
-                Location::Asset(_) | Location::Session | Location::Api(_) | Location::Agent { .. } => {
-                    Err(ApiError::forbidden(why))
-                }
+                Location::Asset(_)
+                | Location::Session
+                | Location::Api(_)
+                | Location::Operator(_)
+                | Location::Agent { .. } => Err(ApiError::forbidden(why)),
             };
         }
         match location {
@@ -202,7 +211,7 @@ impl Dashboard {
                 let found = assets::asset(name, &parts.headers).ok_or_else(|| ApiError::unknown_path(&path))?;
                 return Ok(Visit::Answered(found));
             }
-            Location::Session | Location::Api(_) | Location::Agent { .. } => {}
+            Location::Session | Location::Api(_) | Location::Operator(_) | Location::Agent { .. } => {}
         }
         if !is_ready {
             return Err(ApiError::not_ready());
@@ -216,10 +225,22 @@ impl Dashboard {
         match location {
             Location::Session => Ok(Visit::Answered(self.answer_session(&parts, &session, client).await?)),
             Location::Api(path) => {
+                let owner = owner_of(&session)?.clone();
                 let mut parts = passing::to_api(&parts, path)?;
                 parts.extensions.insert(peer);
-                parts.extensions.insert(SessionOwner(session.owner.clone()));
+                parts.extensions.insert(SessionOwner(owner));
                 Ok(Visit::Api(Request::from_parts(parts, body)))
+            }
+            Location::Operator(path) => {
+                if let Actor::Team { .. } = session.actor {
+                    return Err(ApiError::forbidden(
+                        "this session is one of a team: sign in with a code of `ringfence dashboard`",
+                    ));
+                }
+                Ok(Visit::Operator(Request::from_parts(
+                    passing::to_operator(&parts, path)?,
+                    body,
+                )))
             }
             Location::Agent { id, path } => self.agent_call(&parts, body, session, id, path).await,
             Location::Page | Location::Asset(_) => unreachable!("answered above"),
@@ -246,21 +267,50 @@ impl Dashboard {
             self.sign_ins.take(peer).map_err(ApiError::too_many_requests)?;
         }
         let body = read_limited(&parts.headers, Body::new(body), SIGN_IN_MAX).await?;
-        let credential = sent_credential(&body)?;
-        let owner = self.services.authenticator.owner(&credential).await?;
-        self.services
-            .authenticator
-            .record_use(&credential, owner.credential.clone());
-        let stored = StoredCredential::of(&credential)?;
+        let actor = self.actor(&sent_credential(&body)?).await?;
         let (token, session) = self
             .sessions
-            .begin(stored, owner, self.services.clock.now_us())
+            .begin(actor, self.services.clock.now_us())
             .map_err(|error| ApiError::internal().caused_by(error))?;
-        tracing::info!(team.id = %session.owner.team, key.id = session.owner.credential, "signed in to the dashboard");
         let mut response = self.shown(&session).await?;
         let cookie = client.cookie(&parts.headers).set(&token, LIFETIME);
         response.headers_mut().insert(header::SET_COOKIE, cookie);
         Ok(response)
+    }
+
+    /// Whom a credential lets in.
+    async fn actor(&self, sent: &SecretString) -> Result<Actor, ApiError> {
+        let text = sent.expose_secret();
+        if text.starts_with(CODE_PREFIX) {
+            if !self.codes.take(text) {
+                let why =
+                    "invalid code: each opens one session, within five minutes; get another with `ringfence dashboard`";
+                return Err(ApiError::unauthenticated(why));
+            }
+            tracing::info!("the operator signed in to the dashboard");
+            return Ok(Actor::Operator);
+        }
+        let credential = if text.starts_with(ACCESS_TOKEN_PREFIX) {
+            Credential::AccessToken(text.into())
+        } else {
+            Credential::ApiKey(text.into())
+        };
+        let owner = self.services.authenticator.owner(&credential).await?;
+        self.services
+            .authenticator
+            .record_use(&credential, owner.credential.clone());
+        tracing::info!(team.id = %owner.team, key.id = owner.credential, "signed in to the dashboard");
+        let credential = StoredCredential::of(&credential)?;
+        Ok(Actor::Team { credential, owner })
+    }
+
+    /// A code by which the operator signs in once, and how long it is good for; `None` where there is no dashboard.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub(crate) fn operator_code(&self) -> Option<Result<(String, Duration), getrandom::Error>> {
+        let issue = || Ok((self.codes.issue()?, CODE_LIFETIME));
+        self.settings.is_enabled.then(issue)
     }
 
     /// Shows the session, or ends it.
@@ -289,24 +339,32 @@ impl Dashboard {
             .values(headers)
             .find_map(|token| self.sessions.find(token, now_us))
             .ok_or_else(|| ApiError::unauthenticated("not signed in: sign in with an API key or an access token"))?;
-        match self.services.authenticator.owner_of_stored(&session.credential).await? {
-            // A key that was revoked and a team that is gone end what they opened.
-            Some(_) => Ok(session),
-            None => {
-                self.sessions.end(&session);
-                Err(ApiError::unauthenticated(
-                    "the key of this session was revoked: sign in with another one",
-                ))
-            }
+        let Actor::Team { credential, .. } = &session.actor else {
+            return Ok(session);
+        };
+        let owner = self.services.authenticator.owner_of_stored(credential).await?;
+        // A key that was revoked and a team that is gone end what they opened.
+        if owner.is_none() {
+            self.sessions.end(&session);
+            return Err(ApiError::unauthenticated(
+                "the key of this session was revoked: sign in with another one",
+            ));
         }
+        Ok(session)
     }
 
     /// What the pages know of their session.
     async fn shown(&self, session: &Session) -> Result<Response, ApiError> {
-        let team = self.services.store.team_by_id(&session.owner.team).await?;
-        let team = team.ok_or_else(|| ApiError::no_team(&session.owner.team))?;
+        let team = match &session.actor {
+            Actor::Operator => None,
+            Actor::Team { owner, .. } => {
+                let team = self.services.store.team_by_id(&owner.team).await?;
+                Some(team.ok_or_else(|| ApiError::no_team(&owner.team))?)
+            }
+        };
         let body = json!({
-            "team": {"id": team.id.as_str(), "name": team.name},
+            "team": team.map(|team| json!({"id": team.id.as_str(), "name": team.name})),
+            "isOperator": matches!(session.actor, Actor::Operator),
             "domain": self.services.domain,
             "expiresAt": rfc3339(session.expires_us),
             "version": env!("CARGO_PKG_VERSION"),
@@ -334,7 +392,8 @@ impl Dashboard {
             return Err(ApiError::unknown_path(parts.uri.path()));
         }
         let id: SandboxId = SandboxId::from_path(id)?;
-        let entry = self.services.sandboxes.entry_of_team(&id, &session.owner.team).await;
+        let team = &owner_of(&session)?.team;
+        let entry = self.services.sandboxes.entry_of_team(&id, team).await;
         let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
         if entry.state() != State::Running {
             return Err(ApiError::not_running(&id, entry.state()));
@@ -364,7 +423,7 @@ impl ApiError {
 }
 
 /// The credential in the body of a sign-in.
-fn sent_credential(body: &[u8]) -> Result<Credential, ApiError> {
+fn sent_credential(body: &[u8]) -> Result<SecretString, ApiError> {
     #[derive(serde::Deserialize)]
     struct SignIn {
         credential: String,
@@ -373,11 +432,17 @@ fn sent_credential(body: &[u8]) -> Result<Credential, ApiError> {
     let SignIn { credential } = serde_json::from_slice(body)
         .map_err(|_| ApiError::schema("the body of a sign-in must be {\"credential\": \"…\"}"))?;
     let credential = SecretString::from(credential);
-    let text: SecretString = credential.expose_secret().trim().into();
-    if text.expose_secret().starts_with(ACCESS_TOKEN_PREFIX) {
-        return Ok(Credential::AccessToken(text));
+    Ok(credential.expose_secret().trim().into())
+}
+
+/// The owner of a team's session.
+fn owner_of(session: &Session) -> Result<&Owner, ApiError> {
+    match &session.actor {
+        Actor::Team { owner, .. } => Ok(owner),
+        Actor::Operator => Err(ApiError::forbidden(
+            "this session is the operator's, who has no team: sign in with a key of one",
+        )),
     }
-    Ok(Credential::ApiKey(text))
 }
 
 #[cfg(test)]
@@ -409,11 +474,9 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_told_apart_and_never_quoted() {
-        let sent = sent_credential(br#"{"credential": " sk_e2b_00 "}"#).expect("a token");
-        assert!(matches!(sent, Credential::AccessToken(text) if text.expose_secret() == "sk_e2b_00"));
-        let sent = sent_credential(br#"{"credential": "e2b_00"}"#).expect("a key");
-        assert!(matches!(sent, Credential::ApiKey(_)));
+    fn a_credential_that_cannot_be_read_is_not_quoted() {
+        let sent = sent_credential(br#"{"credential": " sk_e2b_00 "}"#).expect("a credential");
+        assert_eq!(sent.expose_secret(), "sk_e2b_00");
         for wrong in [
             &b"e2b_secret"[..],
             br#"{"credential": ["e2b_secret"]}"#,

@@ -95,11 +95,18 @@ pub(crate) struct GatewayServices {
     /// The sandboxes and the credentials that their traffic requires.
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) dashboard: Dashboard,
+    pub(crate) dashboard: Arc<Dashboard>,
     /// Client connections.
     pub(crate) connections: Arc<Connections>,
     /// The certificate, if the port also serves HTTPS.
     pub(crate) tls: Option<Tls>,
+}
+
+/// What answers requests that are not for sandboxes.
+#[derive(Debug)]
+pub(crate) struct Routers {
+    pub(crate) api: Router,
+    pub(crate) operator: Router,
 }
 
 /// Routes requests to the API and to sandboxes.
@@ -107,6 +114,8 @@ pub(crate) struct GatewayServices {
 pub(crate) struct Gateway {
     services: GatewayServices,
     api: Router,
+    /// The operator API, for sessions of the operator.
+    operator: Router,
     address: ApiAddress,
     ingress: Ingress,
     links: SignedLinks,
@@ -121,10 +130,12 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     /// A gateway whose API runs on the runtime of the caller.
-    pub(crate) fn new(services: GatewayServices, api: Router, address: ApiAddress, ingress: Ingress) -> Self {
+    pub(crate) fn new(services: GatewayServices, routers: Routers, address: ApiAddress, ingress: Ingress) -> Self {
+        let Routers { api, operator } = routers;
         Self {
             services,
             api,
+            operator,
             address,
             ingress,
             links: SignedLinks::default(),
@@ -199,10 +210,14 @@ impl Gateway {
         match self.services.dashboard.admit(request, client, self.is_ready()).await {
             Visit::Answered(response) => response,
             Visit::Api(request) => dashboard::from_api(self.answer_from_api(request).await).await,
+            Visit::Operator(request) => match self.operator.clone().oneshot(request.map(Body::new)).await {
+                Ok(response) => dashboard::from_api(response).await,
+                Err(infallible) => match infallible {},
+            },
             Visit::Agent(call) => {
                 let find = |id: &_| self.services.registry.access(id);
                 let response = self.ingress.serve(call.request, &call.target, find).await;
-                dashboard::from_agent(response, call.reading)
+                dashboard::from_agent(response, &call.reading)
             }
         }
     }

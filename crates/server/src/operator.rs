@@ -9,6 +9,7 @@ mod accept;
 mod backup;
 mod context;
 pub(crate) mod metrics;
+mod sign_in;
 mod socket;
 mod templates;
 
@@ -30,6 +31,7 @@ use store::sandboxes::SandboxRow;
 pub(crate) use self::context::Operator;
 pub use self::context::OperatorError;
 use self::context::{ErrorResponse, team_names};
+pub use self::sign_in::OperatorCode;
 pub use self::socket::OperatorSocket;
 pub(crate) use self::socket::serve;
 pub use self::templates::{OperatorCollection, OperatorLayer, OperatorSpace, OperatorTemplate};
@@ -125,6 +127,8 @@ pub(crate) fn router(operator: Operator) -> Router {
         .route("/layers/{id}", get(templates::read_layer))
         .route("/collections", post(templates::collect))
         .route("/backup", post(backup::hold))
+        .route("/metrics", get(metrics::read_metrics))
+        .route("/dashboard/codes", post(sign_in::issue_code))
         .with_state(operator)
 }
 

@@ -31,7 +31,7 @@ use crate::layers::StoredLayers;
 use crate::lease::NodeLease;
 use crate::listen::connections::Connections;
 use crate::listen::lanes::Lanes;
-use crate::listen::{Gateway, GatewayServices, Phase};
+use crate::listen::{Gateway, GatewayServices, Phase, Routers};
 use crate::mcp::McpService;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
@@ -272,7 +272,7 @@ impl Server {
             image_deadline: CancellationToken::new(),
         });
         let authenticator = Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone()));
-        let dashboard = Dashboard::new(
+        let dashboard = Arc::new(Dashboard::new(
             dashboard,
             DashboardServices {
                 store: store.clone(),
@@ -281,7 +281,7 @@ impl Server {
                 sandboxes: Arc::clone(&sandboxes),
                 domain: domain.clone(),
             },
-        );
+        ));
         let readers = Arc::new(Readers::new());
         let api = ApiState::new(Services {
             store: store.clone(),
@@ -320,32 +320,40 @@ impl Server {
             sandboxes: Arc::clone(&sandboxes),
             registry: Arc::clone(&registry),
             metrics: Arc::clone(&metrics),
-            dashboard,
+            dashboard: Arc::clone(&dashboard),
             connections: Arc::clone(&connections),
             tls: tls.clone(),
         };
         let (api, address) = api::router(api, longest_s);
-        let gateway = Arc::new(Gateway::new(services, api, address, ingress));
+        let metric_sources = MetricSources {
+            tls,
+            metrics,
+            registry: Arc::clone(&registry),
+            pool: Arc::clone(&pool),
+            records: Arc::clone(&records),
+            admission: Arc::clone(&admission),
+            node: handle,
+            connections,
+            streams: streams.clone(),
+        };
+        let operator = Operator {
+            store: store.clone(),
+            sandboxes: Arc::clone(&sandboxes),
+            builds: Arc::clone(&builds),
+            registry,
+            records: Arc::clone(&records),
+            dashboard,
+            metrics: metric_sources.clone(),
+        };
+        let routers = Routers {
+            api,
+            operator: operator::router(operator.clone()),
+        };
+        let gateway = Arc::new(Gateway::new(services, routers, address, ingress));
         let server = Self {
             lease,
-            operator: Operator {
-                store: store.clone(),
-                sandboxes: Arc::clone(&sandboxes),
-                builds: Arc::clone(&builds),
-                registry: Arc::clone(&registry),
-                records: Arc::clone(&records),
-            },
-            metric_sources: MetricSources {
-                tls,
-                metrics,
-                registry,
-                pool: Arc::clone(&pool),
-                records: Arc::clone(&records),
-                admission: Arc::clone(&admission),
-                node: handle,
-                connections,
-                streams: streams.clone(),
-            },
+            operator,
+            metric_sources,
             gateway,
             work,
             keep_at_shutdown: pause

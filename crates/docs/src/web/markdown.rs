@@ -1,7 +1,7 @@
 //! Markdown as HTML.
 //!
 //! Headings get the identifiers that links use, and links to files become addresses. Links to files that are not served,
-//! such as those for developers, become plain text. Cells of tables have the name of their column, because tables that are
+//! such as those for developers, become plain text. Pictures are those below `docs/pictures`. Cells of tables have the name of their column, because tables that are
 //! wider than the screen are shown as lists. Keys of tables that list keys have identifiers as they are spelt, and lead to
 //! themselves, so that a key can be linked.
 
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use pulldown_cmark::{CowStr, Event, HeadingLevel, LinkType, Options, Parser, Tag, TagEnd, html};
 
-use super::address::address;
+use super::address::{BASE, address};
 use crate::catalogue::{Catalogue, Page};
 use crate::markdown::anchor;
 
@@ -117,6 +117,15 @@ pub(super) fn render(page: &Page, catalogue: &Catalogue) -> Rendered {
                 })),
                 None => is_dropped = true,
             },
+            Event::Start(Tag::Image { dest_url, .. }) => {
+                let address = picture(page, &dest_url, catalogue);
+                events.push(Event::Start(Tag::Image {
+                    link_type: LinkType::Inline,
+                    dest_url: address.unwrap_or_else(|| dest_url.to_string()).into(),
+                    title: CowStr::Borrowed(""),
+                    id: CowStr::Borrowed(""),
+                }));
+            }
             Event::End(TagEnd::Link) if std::mem::take(&mut is_dropped) => {}
             // What looks like HTML is shown as it is written.
             Event::Html(text) | Event::InlineHtml(text) => events.push(Event::Text(text.into_static())),
@@ -176,6 +185,13 @@ pub(super) fn target(page: &Page, link: &str, catalogue: &Catalogue) -> Option<S
         Some(id) => format!("{}#{id}", address(found)),
         None => address(found),
     })
+}
+
+/// The address of a picture of a page, if there is one.
+pub(super) fn picture(page: &Page, link: &str, catalogue: &Catalogue) -> Option<String> {
+    let file = resolved(page.file, link)?;
+    let found = catalogue.pictures().iter().find(|picture| picture.file == file)?;
+    Some(format!("{BASE}{}", found.file))
 }
 
 /// The file that a relative path names, seen from another file; nothing if it is outside.

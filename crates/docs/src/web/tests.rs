@@ -22,7 +22,10 @@ fn no_link_is_dead() {
         if !asset.content_type.starts_with("text/html") {
             continue;
         }
-        for link in attributes(&asset.body, "href") {
+        for picture in attributes(asset.text(), "src") {
+            assert!(site.asset(picture).is_some(), "{path}: {picture} is not there");
+        }
+        for link in attributes(asset.text(), "href") {
             if link.starts_with("https://") || link.starts_with("http://") {
                 continue;
             }
@@ -36,7 +39,7 @@ fn no_link_is_dead() {
                 .asset(target)
                 .unwrap_or_else(|| panic!("{path}: {link} leads nowhere"));
             if let Some(id) = fragment {
-                let ids: HashSet<_> = attributes(&found.body, "id").collect();
+                let ids: HashSet<_> = attributes(found.text(), "id").collect();
                 assert!(ids.contains(id), "{path}: {link} leads to no heading");
             }
         }
@@ -48,7 +51,8 @@ fn no_link_is_dead() {
 fn links_that_are_not_served_lead_to_files_of_developers() {
     for page in catalogue().pages() {
         for link in page.body.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let is_served = super::markdown::target(page, link, catalogue()).is_some();
+            let is_served = super::markdown::target(page, link, catalogue()).is_some()
+                || super::markdown::picture(page, link, catalogue()).is_some();
             let is_for_developers = [
                 "../CHANGELOG.md",
                 "../CONTRIBUTING.md",
@@ -69,7 +73,7 @@ fn identifiers_are_unique() {
     for page in catalogue().pages() {
         let asset = site.asset(&address(page)).expect("a page");
         let mut seen = HashSet::new();
-        for id in attributes(&asset.body, "id") {
+        for id in attributes(asset.text(), "id") {
             assert!(seen.insert(id), "{}: {id}", page.route);
         }
     }
@@ -79,7 +83,7 @@ fn identifiers_are_unique() {
 fn pages_need_nothing_else_and_run_one_script() {
     let site = RenderedPages::new(catalogue());
     for page in catalogue().pages() {
-        let whole = &site.asset(&address(page)).expect("a page").body;
+        let whole = site.asset(&address(page)).expect("a page").text();
         let script = format!("<script>{SCRIPT}</script>");
         assert_eq!(
             whole.matches(&script).count(),
@@ -107,7 +111,7 @@ fn the_script_cannot_end_early_or_write_markup() {
 #[test]
 fn keys_and_groups() {
     let site = RenderedPages::new(catalogue());
-    let body = &site.asset("/docs/configuration").expect("a page").body;
+    let body = site.asset("/docs/configuration").expect("a page").text();
     for key in ["listen", "egress.allow_private", "sandbox.memory_mb"] {
         assert!(body.contains(&format!("<td id=\"{key}\" ")), "{key}");
     }
@@ -129,27 +133,28 @@ fn results_are_escaped() {
         anchor: Some("x\"y".to_owned()),
         snippet: "<i>".to_owned(),
     };
-    let body = site.results("\"><script>", &[result], Some("<u>")).body;
+    let shown = site.results("\"><script>", &[result], Some("<u>"));
+    let body = shown.text();
     assert!(
         !body.contains("<script") && !body.contains("<b>") && !body.contains("<i>") && !body.contains("<u>"),
         "{body}"
     );
     assert!(!body.contains("x\"y"), "{body}");
     assert!(body.contains("1 page matches"), "{body}");
-    assert!(site.results("x", &[], None).body.contains("No page answers “x”."));
+    assert!(site.results("x", &[], None).text().contains("No page answers “x”."));
     assert!(
         site.results("x", &[], Some("No page mentions “x”."))
-            .body
+            .text()
             .contains("No page mentions “x”.")
     );
-    assert!(site.results("", &[], None).body.contains("Enter some words"));
+    assert!(site.results("", &[], None).text().contains("Enter some words"));
 }
 
 #[test]
 fn texts_for_agents_have_every_page() {
     let site = RenderedPages::new(catalogue());
-    let list = &site.asset("/llms.txt").expect("a list").body;
-    let full = &site.asset("/llms-full.txt").expect("a text").body;
+    let list = site.asset("/llms.txt").expect("a list").text();
+    let full = site.asset("/llms-full.txt").expect("a text").text();
     assert!(list.starts_with("# Ringfence\n\n> "));
     for page in catalogue().pages() {
         assert!(

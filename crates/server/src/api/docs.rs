@@ -5,7 +5,7 @@
 //! from elsewhere and run one script, which copies blocks: their content security policy allows it by its digest. An address
 //! would allow more, because files of sandboxes are served at the same origin.
 //!
-//! `/` leads a browser to the pages. Other clients get the answer of a path that is no operation, as before.
+//! `/` leads a browser to the pages, unless it may sign in to the dashboard. Other clients get the answer of a path that is no operation, as before.
 
 use std::sync::{Arc, LazyLock};
 

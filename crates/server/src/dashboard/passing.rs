@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use formats::percent;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, request};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use proxy::ingress::ResponseBody;
@@ -140,6 +140,25 @@ pub(super) fn to_api(parts: &request::Parts, path: &str) -> Result<request::Part
     ))
 }
 
+/// The head of a request to the operator API. Of that API, a browser gets what shows sandboxes and ends them: not templates, of
+/// which the contents are a team's, and not backups.
+pub(super) fn to_operator(parts: &request::Parts, path: &str) -> Result<request::Parts, ApiError> {
+    let segments: Vec<&str> = path.split('/').collect();
+    let is_allowed = match segments.as_slice() {
+        ["metrics" | "sandboxes"] | ["sandboxes", _, "logs"] => parts.method == Method::GET,
+        ["sandboxes", _] => matches!(parts.method, Method::GET | Method::DELETE),
+        _ => false,
+    };
+    if !is_allowed {
+        return Err(ApiError::unknown_path(parts.uri.path()));
+    }
+    Ok(parts_with(
+        parts,
+        rewritten(path, &parts.uri)?,
+        only(&parts.headers, &TO_API),
+    ))
+}
+
 /// The head of a request to an agent. `Authorization` names the user of the sandbox there.
 pub(super) fn to_agent(parts: &request::Parts, path: &str) -> Result<request::Parts, ApiError> {
     let mut headers = only(&parts.headers, &TO_AGENT);
@@ -227,7 +246,7 @@ fn remove_secrets(value: &mut Value) {
 }
 
 /// Makes the answer of an agent, or of the proxy before it, one for the page.
-pub(crate) fn from_agent(response: http::Response<ResponseBody>, reading: Reading) -> Response {
+pub(crate) fn from_agent(response: http::Response<ResponseBody>, reading: &Reading) -> Response {
     let (mut parts, body) = response.into_parts();
     let sent_type = parts.headers.get(header::CONTENT_TYPE).cloned();
     parts.headers = only(&parts.headers, &FROM_AGENT);

@@ -1,13 +1,14 @@
 //! Sessions of browsers.
 //!
-//! A session stands for the key that opened it: it has the hash of the key, which is looked up again for every request, and
-//! ends with it. Sessions are in memory only, so a restart signs everybody out, and a server knows its own alone. Their number
+//! A session of a team stands for the key that opened it: it has the hash of the key, which is looked up again for every
+//! request, and ends with it. One of the operator was opened by a code that the operator got on the host ([`Codes`]). Sessions are in memory only, so a restart signs everybody out, and a server knows its own alone. Their number
 //! is bounded for each team and in all: the oldest makes room.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::id::TeamId;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
@@ -15,20 +16,51 @@ use tokio_util::sync::CancellationToken;
 
 use crate::authentication::{Owner, StoredCredential};
 
+/// The hash of a token or a code: what is kept of it.
+type Digest = [u8; 32];
+
 /// How long a session lasts, however much it is used.
 pub(super) const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// Maximum number of sessions of one team, and of all.
 const SESSIONS: (usize, usize) = (64, 4096);
+/// Beginning of a code of the operator.
+pub(super) const CODE_PREFIX: &str = "rfop_";
+/// How long a code opens a session.
+pub(super) const CODE_LIFETIME: Duration = Duration::from_secs(300);
+/// Maximum number of codes that were not used yet.
+const CODES_MAX: usize = 16;
+/// Random bytes of a code.
+const CODE_BYTES: usize = 16;
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
+
+/// Whom a session acts for.
+#[derive(Debug)]
+pub(super) enum Actor {
+    /// A user of a team, by a key.
+    Team {
+        /// The hash of the key.
+        credential: StoredCredential,
+        owner: Owner,
+    },
+    /// Who runs the platform.
+    Operator,
+}
+
+impl Actor {
+    fn team(&self) -> Option<&TeamId> {
+        match self {
+            Self::Team { owner, .. } => Some(&owner.team),
+            Self::Operator => None,
+        }
+    }
+}
 
 /// The session of one browser.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// The hash of the key that opened it.
-    pub(super) credential: StoredCredential,
     /// Whom it acts for.
-    pub(super) owner: Owner,
+    pub(super) actor: Actor,
     /// When it ends, in microseconds since the Unix epoch.
     pub(super) expires_us: i64,
     /// This time by the clock of the runtime.
@@ -37,18 +69,18 @@ pub(super) struct Session {
     pub(super) ended: CancellationToken,
     /// The order in which sessions began.
     number: u64,
-    id: [u8; 32],
+    id: Digest,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     /// By the hash of the token, which is nowhere else on this side.
-    sessions: HashMap<[u8; 32], Arc<Session>>,
+    sessions: HashMap<Digest, Arc<Session>>,
     begun: u64,
 }
 
 impl Table {
-    fn remove(&mut self, id: &[u8; 32]) {
+    fn remove(&mut self, id: &Digest) {
         if let Some(session) = self.sessions.remove(id) {
             session.ended.cancel();
         }
@@ -75,12 +107,7 @@ impl Sessions {
     ///
     /// # Errors
     /// When the system has no random numbers.
-    pub(super) fn begin(
-        &self,
-        credential: StoredCredential,
-        owner: Owner,
-        now_us: i64,
-    ) -> Result<(String, Arc<Session>), getrandom::Error> {
+    pub(super) fn begin(&self, actor: Actor, now_us: i64) -> Result<(String, Arc<Session>), getrandom::Error> {
         let mut random = [0; TOKEN_BYTES];
         getrandom::fill(&mut random)?;
         let token = hex::encode(random);
@@ -95,13 +122,12 @@ impl Sessions {
         for id in expired {
             table.remove(&id);
         }
-        table.make_room(SESSIONS.0, |session| session.owner.team == owner.team);
+        table.make_room(SESSIONS.0, |session| session.actor.team() == actor.team());
         table.make_room(SESSIONS.1, |_| true);
         table.begun += 1;
         let lifetime_us = i64::try_from(LIFETIME.as_micros()).unwrap_or(i64::MAX);
         let session = Arc::new(Session {
-            credential,
-            owner,
+            actor,
             expires_us: now_us.saturating_add(lifetime_us),
             expires_at: Instant::now() + LIFETIME,
             ended: CancellationToken::new(),
@@ -133,7 +159,41 @@ impl Sessions {
     }
 }
 
-fn hash(token: &str) -> [u8; 32] {
+/// Codes by which the operator signs in: each opens one session, within a few minutes.
+///
+/// They are no stored credential: who can ask for one can do everything on the host anyway.
+#[derive(Debug, Default)]
+pub(super) struct Codes(Mutex<VecDeque<(Digest, Instant)>>);
+
+impl Codes {
+    /// Makes a code.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub(super) fn issue(&self) -> Result<String, getrandom::Error> {
+        let mut random = [0; CODE_BYTES];
+        getrandom::fill(&mut random)?;
+        let code = format!("{CODE_PREFIX}{}", hex::encode(random));
+        let mut codes = self.0.lock();
+        if codes.len() >= CODES_MAX {
+            codes.pop_front();
+        }
+        codes.push_back((hash(&code), Instant::now() + CODE_LIFETIME));
+        Ok(code)
+    }
+
+    /// Uses a code up. Returns whether it was one.
+    pub(super) fn take(&self, code: &str) -> bool {
+        let sought = hash(code);
+        let now = Instant::now();
+        let mut codes = self.0.lock();
+        codes.retain(|(_, until)| *until > now);
+        let found = codes.iter().position(|(code, _)| *code == sought);
+        found.and_then(|at| codes.remove(at)).is_some()
+    }
+}
+
+fn hash(token: &str) -> Digest {
     Sha256::digest(token.as_bytes()).into()
 }
 
@@ -149,7 +209,9 @@ mod tests {
             team: team.parse().expect("an id"),
             user: "00000000-0000-4000-8000-000000000001".parse().expect("an id"),
         };
-        sessions.begin(credential, owner, now_us).expect("random numbers")
+        sessions
+            .begin(Actor::Team { credential, owner }, now_us)
+            .expect("random numbers")
     }
 
     const ONE: &str = "00000000-0000-4000-8000-00000000000a";
@@ -187,6 +249,20 @@ mod tests {
         assert!(sessions.find(&first, 1).is_none() && first_session.ended.is_cancelled());
         assert!(sessions.find(&second, 1).is_some() && sessions.find(&other_token, 1).is_some());
         assert_eq!(sessions.0.lock().sessions.len(), SESSIONS.0 + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_code_of_the_operator_works_once_and_for_a_while() {
+        let codes = Codes::default();
+        let code = codes.issue().expect("random numbers");
+        assert!(code.starts_with(CODE_PREFIX) && !codes.take("rfop_00"));
+        assert!(codes.take(&code) && !codes.take(&code));
+        let late = codes.issue().expect("random numbers");
+        tokio::time::advance(CODE_LIFETIME).await;
+        assert!(!codes.take(&late));
+        let first = codes.issue().expect("random numbers");
+        let last = (0..CODES_MAX).map(|_| codes.issue().expect("random numbers")).last();
+        assert!(!codes.take(&first) && codes.take(&last.expect("a code")));
     }
 
     #[test]

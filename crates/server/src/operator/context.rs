@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::FromRef;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use model::id::TeamId;
@@ -11,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use store::Store;
 use store::error::StoreError;
 
+use super::metrics::MetricSources;
 use crate::builds::Builds;
 use crate::chain::Chain;
+use crate::dashboard::Dashboard;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::registry::Registry;
@@ -54,6 +57,14 @@ pub(crate) struct Operator {
     pub(crate) builds: Arc<Builds>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) records: Arc<Records>,
+    pub(crate) dashboard: Arc<Dashboard>,
+    pub(crate) metrics: MetricSources,
+}
+
+impl FromRef<Operator> for MetricSources {
+    fn from_ref(operator: &Operator) -> Self {
+        operator.metrics.clone()
+    }
 }
 
 /// The names of all teams.

@@ -58,7 +58,7 @@ pub(crate) async fn serve(listener: TcpListener, sources: MetricSources, tasks: 
     accept::serve(listener, router, IDLE, tasks, stop).await;
 }
 
-async fn read_metrics(State(sources): State<MetricSources>) -> Response {
+pub(super) async fn read_metrics(State(sources): State<MetricSources>) -> Response {
     let snapshot = MetricsSnapshot {
         sandboxes: sources.registry.count_by_state(),
         paused_disk_bytes: sources.registry.paused_disk_bytes(),

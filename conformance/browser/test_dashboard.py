@@ -86,7 +86,7 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
     browser.shows("step-on-the-page", 120)
     state(browser, "ready", 120)
     browser.run(f"go('/dashboard/templates/{template}')")
-    browser.heading(name)
+    browser.heading(f"default/{name}")
     browser.wait("document.querySelector('main').textContent.includes('default')")
 
     browser.press("Create sandbox")
@@ -136,7 +136,7 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
 
         # The plot moves: the loop is seen.
         browser.press("Overview")
-        browser.wait("parseFloat(document.querySelector('.plot-value').textContent) > 20", 60)
+        browser.wait("parseFloat(document.querySelector('.plot-value')?.textContent) > 20", 60)
         points = "document.querySelector('.plot polyline.plot-line')?.getAttribute('points')"
         first = browser.wait(points)
         browser.wait(f"{points} !== {json.dumps(first)}", 30)

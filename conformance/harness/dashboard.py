@@ -119,6 +119,8 @@ class Dashboard:
         self.page.call("Input.insertText", text=text)
 
     def sign_in(self, credential: str, path: str = "/dashboard") -> None:
+        # Also where a test before this one has failed.
+        self.page.call("Network.clearBrowserCookies")
         self.open(path)
         self.heading("Sign in to Ringfence")
         self.put("API key or access token", credential)

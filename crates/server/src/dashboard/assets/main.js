@@ -112,7 +112,7 @@ async function signOut() {
     }
   }
   isLeaving = true
-  for (const open of document.querySelectorAll('dialog')) open.close()
+  closeDialogs()
   history.replaceState(null, '', `${BASE}/sandboxes`)
   signIn('')
   say('Signed out.')
@@ -120,7 +120,7 @@ async function signOut() {
 
 whenSignedOut(() => {
   if (!session || isLeaving) return
-  for (const open of document.querySelectorAll('dialog')) open.close()
+  closeDialogs()
   signIn('The session has ended. Sign in again to go on where you were.')
 })
 
@@ -144,7 +144,13 @@ function go(href) {
   show()
 }
 
+function closeDialogs() {
+  for (const open of document.querySelectorAll('dialog')) open.close()
+}
+
 async function show() {
+  // One may have a link in it.
+  closeDialogs()
   if (!session) return
   if (!session.team) {
     await mounted('./operator.js', 'Host', [])
@@ -207,10 +213,7 @@ document.addEventListener('click', (event) => {
   event.preventDefault()
   go(anchor.href)
 })
-addEventListener('popstate', () => {
-  for (const open of document.querySelectorAll('dialog')) open.close()
-  show()
-})
+addEventListener('popstate', show)
 
 async function start() {
   document.body.replaceChildren(main, live)

@@ -87,7 +87,7 @@ export function mountOverview(root, context) {
   async function samples() {
     const end = Math.floor(now() / 1000)
     const length = range.value === 'all' ? null : Number(range.value)
-    const list = items(await get(withQuery(`${path('sandboxes', id)}/metrics`, length ? { start: end - length, end } : {}), { signal }), 5000)
+    const list = items(await get(withQuery(`${path('sandboxes', id)}/metrics`, length ? { start: end - length, end } : {}), { signal }), 5000).filter((one) => Number.isFinite(Date.parse(one.timestamp)))
     const times = list.map((one) => Date.parse(one.timestamp))
     const span = length ? [(end - length) * 1000, end * 1000] : [times[0] ?? end * 1000 - 1, times.at(-1) ?? end * 1000]
     const series = (value) => [list.map((one, at) => [times[at], value(one)])]

@@ -159,8 +159,11 @@ async function show() {
   const [first = 'sandboxes', ...rest] = partsOf(location.pathname)
   const page = PAGES.find((one) => one.path === first)
   for (const one of document.querySelectorAll('.top nav a')) {
-    if (page && one.getAttribute('href') === `${BASE}/${page.path}`) one.setAttribute('aria-current', 'page')
-    else one.removeAttribute('aria-current')
+    if (page && one.getAttribute('href') === `${BASE}/${page.path}`) {
+      one.setAttribute('aria-current', 'page')
+      // A narrow window shows a part of them.
+      one.parentElement.scrollLeft = one.offsetLeft - 80
+    } else one.removeAttribute('aria-current')
   }
   if (!page || (rest.length && !page.detail && page.path !== 'events')) {
     life?.abort()

@@ -67,6 +67,9 @@ export async function mount(root, context) {
     problem,
     body,
   )
+  // A narrow window shows a part of them.
+  const current = tabs.querySelector('[aria-current]')
+  if (current) tabs.scrollLeft = current.offsetLeft - 80
   context.title(shown(id, 40))
   if (!TABS.some(([name]) => name === tab)) {
     body.append(note('There is no such page of a sandbox.'))

@@ -103,6 +103,7 @@ export async function mount(root, context) {
   const killButton = button('Kill selected', killSelected, { className: 'is-danger', disabled: true })
   const previous = button('Previous', () => turn(-1), { disabled: true })
   const next = button('Next', () => turn(1), { disabled: true })
+  const turning = make('div', { className: 'buttons', hidden: true }, previous, next)
   const { element, body } = table('Sandboxes', [['', 'pick'], 'Sandbox', 'State', 'CPU', 'Memory', 'Started', 'Ends in', 'Metadata'])
   element.classList.add('cards')
   element.querySelector('thead th').replaceWith(make('td', { className: 'pick' }, all))
@@ -135,7 +136,7 @@ export async function mount(root, context) {
     make('div', { className: 'bar' }, killButton, status),
     element,
     empty,
-    make('div', { className: 'buttons' }, previous, next),
+    turning,
   )
   for (const one of root.querySelectorAll('.bar .is-wide')) one.firstChild.classList.add('is-wide'), one.replaceWith(one.firstChild)
   state.addEventListener('change', filter)
@@ -238,6 +239,7 @@ export async function mount(root, context) {
     }
     previous.disabled = tokens.length === 1
     next.disabled = !token
+    turning.hidden = previous.disabled && next.disabled
     const page = tokens.length > 1 || token ? `, page ${tokens.length}` : ''
     const searched = text.value.trim() && looked > found.length ? ` of ${looked} looked at` : ''
     setText(status, `${found.length} shown${searched}${page}.`)

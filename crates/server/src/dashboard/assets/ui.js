@@ -218,6 +218,7 @@ export function wordsOf(text) {
 
 /** A length of time, such as `3 h 20 min`. */
 export function duration(ms) {
+  if (!Number.isFinite(ms)) return '–'
   const seconds = Math.max(0, Math.round(ms / 1000))
   if (seconds < 60) return `${seconds} s`
   const minutes = Math.floor(seconds / 60)

@@ -60,7 +60,11 @@ HELPERS = """
     one.dispatchEvent(new Event('input', { bubbles: true }))
     one.dispatchEvent(new Event('change', { bubbles: true }))
   }
-  window.go = (path) => {
+  // Browsers ignore more than 200 changes of the address in 10 seconds.
+  const changes = []
+  window.go = async (path) => {
+    if (changes.length >= 180) await new Promise((done) => setTimeout(done, changes.at(-180) + 10_100 - performance.now()))
+    changes.push(performance.now())
     history.pushState(null, '', path)
     dispatchEvent(new PopStateEvent('popstate'))
   }

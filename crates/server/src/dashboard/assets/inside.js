@@ -260,14 +260,15 @@ export function mountNetwork(root, context) {
     none: 'Nothing was refused or injected in the part of the log that was read.',
   })
   let facts_ = context.facts
+  let seen = ''
   const list = (values) => (Array.isArray(values) && values.length ? values.slice(0, 256).map((one) => shown(one, 254)).join(', ') : 'none')
   function update(sandbox) {
     facts_ = sandbox ?? facts_
     edit.hidden = sandbox?.state !== 'running'
     const network = facts_?.network ?? {}
     const text = JSON.stringify([network, facts_?.allowInternetAccess])
-    if (rules.dataset.seen === text) return
-    rules.dataset.seen = text
+    if (text === seen) return
+    seen = text
     rules.replaceChildren(
       facts([
         ['Internet access', facts_?.allowInternetAccess === false ? 'closed, except what is allowed' : 'open, as the platform allows'],

@@ -86,9 +86,9 @@ export async function mount(root, context) {
       const id = String(one.templateID)
       const names = (Array.isArray(one.names) ? one.names : []).slice(0, 3).map((name) => shown(name, 100))
       const title = link(`/dashboard/templates/${encodeURIComponent(id)}`, names.join(', ') || shown(id, 80))
-      title.dataset.key = `open ${id}`
+      title.dataset.key = `open ${shown(id)}`
       const create = button('Create sandbox', () => createSandbox(context, id), { className: 'small', 'aria-label': `Create sandbox from ${names[0] ?? shown(id, 80)}`, disabled: one.buildStatus !== 'ready' })
-      create.dataset.key = `create ${id}`
+      create.dataset.key = `create ${shown(id)}`
       return row(
         make('span', {}, title, make('span', { className: 'id', textContent: `${shown(id, 80)}${one.isDefault ? ', of the platform' : one.public ? ', public' : ''}` })),
         stateElement(one.buildStatus),

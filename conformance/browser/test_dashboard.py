@@ -232,6 +232,7 @@ def test_a_session_that_ends_asks_for_a_sign_in_and_goes_on(browser: Dashboard, 
     browser.heading("Keys")
     browser.press("Rename the key short")
     assert api.delete(f"/api-keys/{made['id']}").status_code == 204
+    browser.press("Rename")
     browser.heading("Sign in to Ringfence")
     browser.shows("The session has ended.")
     assert browser.run("document.querySelector('dialog')") is None
@@ -254,6 +255,7 @@ def test_a_key_is_shown_once(shown: Dashboard, api: httpx.Client) -> None:
     assert re.fullmatch(r"e2b_[0-9a-f]+", value)
     assert api.get("/api-keys", headers={"X-API-Key": value}).status_code == 200
     shown.press("Close")
+    shown.wait("document.querySelector('dialog') === null")
     shown.shows("<i>ci</i>")
     assert value not in shown.run("document.documentElement.outerHTML")
     shown.press("Delete the key <i>ci</i>")
@@ -342,7 +344,7 @@ def test_every_page_is_accessible_in_both_schemes_on_a_desk_and_a_phone(shown: D
         f"{box}/terminal": "Connected.",
         f"{box}/files": ".bashrc",
         f"{box}/logs": "the sandbox was created",
-        f"{box}/processes": "PID",
+        f"{box}/processes": "Processes that the agent has started",
         f"{box}/ports": "Make a link",
         f"{box}/network": "Outbound rules",
         "/dashboard/templates": "base",

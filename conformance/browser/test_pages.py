@@ -119,6 +119,7 @@ window.faults = () => {
   if (hidden) bad.push(`hidden character ${hidden[0].codePointAt(0).toString(16)} near ${text.slice(Math.max(0, hidden.index - 40), hidden.index + 40)}`)
   if (/\\[object |undefined|NaN/.test(text)) bad.push(`no text: ${/.{0,60}(\\[object |undefined|NaN).{0,20}/.exec(text)[0]}`)
   if (document.title === 'taken') bad.push('a script has run')
+  if (text.includes('the page has a fault')) bad.push('a script has failed')
   return [...new Set(bad), ...window.refused]
 }
 """

@@ -106,9 +106,23 @@ export async function send(method, path, { body, signal, headers, isSignIn = fal
   return { value, headers: response.headers }
 }
 
+/**
+ * A part of a path. What cannot be one becomes one that nothing has: half of a surrogate pair, and the dots by which a browser
+ * would leave the folder, also where they are encoded.
+ */
+export function encoded(part) {
+  const text = String(part)
+  if (/^\.{0,2}$/u.test(text)) return '_'
+  try {
+    return encodeURIComponent(text)
+  } catch {
+    return '_'
+  }
+}
+
 /** The path of parts, each of which is encoded. */
 export function path(...parts) {
-  return parts.map(encodeURIComponent).join('/')
+  return parts.map(encoded).join('/')
 }
 
 /** A path with a query; values that are empty are left out. */
@@ -138,5 +152,5 @@ export function items(value, most = 1000) {
 
 /** The address of the agent of a sandbox. */
 export function agentOf(id) {
-  return `${BASE}/agent/${encodeURIComponent(id)}`
+  return `${BASE}/agent/${encoded(id)}`
 }

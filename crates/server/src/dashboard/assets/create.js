@@ -1,6 +1,6 @@
 // The dialog that creates a sandbox from a template.
 
-import { change, get, items, send, withQuery } from './api.js'
+import { change, encoded, get, items, send, withQuery } from './api.js'
 import { check, dialog, field, input, Invalid, make, pairsOf, select, wordsOf } from './ui.js'
 
 // Suggestions of templates; any other can be typed.
@@ -95,10 +95,10 @@ export async function createSandbox(context, template = '') {
   })
   if (!made || typeof made.sandboxID !== 'string') return
   context.say('The sandbox was created.')
-  context.go(`/dashboard/sandboxes/${encodeURIComponent(made.sandboxID)}`)
+  context.go(`/dashboard/sandboxes/${encoded(made.sandboxID)}`)
 }
 
 /** Ends a sandbox. */
 export function kill(id) {
-  return change('DELETE', `sandboxes/${encodeURIComponent(id)}`)
+  return change('DELETE', `sandboxes/${encoded(id)}`)
 }

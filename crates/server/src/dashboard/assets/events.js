@@ -1,6 +1,6 @@
 // What happened to the sandboxes of the team, and the webhooks that are told of it, with the attempts to reach them.
 
-import { change, get, isAborted, items, path, reason, withQuery } from './api.js'
+import { change, encoded, get, isAborted, items, path, reason, withQuery } from './api.js'
 import { button, check, confirm, dialog, field, fill, input, Invalid, link, make, metadataElement, moment, nameElement, note, number, poll, row, select, setText, shown, stateElement, table, timeElement, trouble } from './ui.js'
 
 const PAGE = 50
@@ -68,7 +68,7 @@ export async function mount(root, context) {
       const focused = document.activeElement?.dataset?.key
       body.replaceChildren(
         ...all.map((one) => {
-          const where_ = link(`/dashboard/sandboxes/${encodeURIComponent(one.sandboxId)}`, shown(one.sandboxId, 60))
+          const where_ = link(`/dashboard/sandboxes/${encoded(one.sandboxId)}`, shown(one.sandboxId, 60))
           where_.dataset.key = shown(one.id, 60)
           return row(nameElement(one.eventLabel || one.type, 60), where_, timeElement(one.timestamp), metadataElement(one.eventData?.sandbox_metadata))
         }),
@@ -93,7 +93,7 @@ export async function mount(root, context) {
       }
       const list = table('Webhooks', ['Webhook', 'Address', 'Events', 'State', ['Dropped', 'right']], all.map((one) =>
         row(
-          link(`/dashboard/events/webhooks/${encodeURIComponent(one.id)}`, shown(one.name, 64)),
+          link(`/dashboard/events/webhooks/${encoded(one.id)}`, shown(one.name, 64)),
           nameElement(one.url, 200),
           eventsText(one.events),
           one.enabled ? 'on' : 'off',

@@ -4,7 +4,7 @@
 // whoever is root inside may show other ones, so they are bounded and shown as text.
 
 import { bounded, call } from './agent.js'
-import { change, get, isAborted, items, MARK, now, path, reason, withQuery } from './api.js'
+import { change, encoded, get, isAborted, items, MARK, now, path, reason, withQuery } from './api.js'
 import { follow, logPage } from './logs.js'
 import { plot } from './plot.js'
 import { button, bytes, confirm, duration, facts, field, fill, input, Invalid, link, make, metadataElement, moment, nameElement, note, number, poll, row, select, setText, shown, table, wordsOf, dialog, timeElement } from './ui.js'
@@ -136,7 +136,7 @@ export function mountOverview(root, context) {
     if (text === drawn) return
     drawn = text
     const pairs = [
-      ['Template', link(`/dashboard/templates/${encodeURIComponent(sandbox.templateID)}`, nameElement(sandbox.alias || sandbox.templateID, 100))],
+      ['Template', link(`/dashboard/templates/${encoded(sandbox.templateID)}`, nameElement(sandbox.alias || sandbox.templateID, 100))],
       ['Started', timeElement(sandbox.startedAt)],
       [sandbox.state === 'running' ? (sandbox.lifecycle?.onTimeout === 'pause' ? 'Pauses at' : 'Ends at') : 'End', sandbox.state === 'running' ? moment(sandbox.endAt) : 'none while it is paused'],
       ['Size', `${number(sandbox.cpuCount)} CPU, ${bytes(number(sandbox.memoryMB) * 1024 * 1024)} of memory, ${bytes(number(sandbox.diskSizeMB) * 1024 * 1024)} of disk`],
@@ -198,11 +198,13 @@ export function mountProcesses(root, context) {
 
 export function mountPorts(root, context) {
   const { domain } = context.session
+  // As the API names it, and not the address of the page.
+  const id = shown(context.facts?.sandboxID ?? '', 80)
   const status = make('p', { className: 'state-line' })
   const { element, body } = table('Ports', ['Port', 'Address', 'Reached'])
   const port = input({ type: 'number', min: '1', max: '65535', required: true, placeholder: '3000' })
   const opened = make('p', { role: 'status' })
-  const anchor = (number_) => make('a', { href: portUrl(number_, context.id, domain), target: '_blank', rel: 'noopener noreferrer', textContent: portUrl(number_, context.id, domain) })
+  const anchor = (number_) => make('a', { href: portUrl(number_, id, domain), target: '_blank', rel: 'noopener noreferrer', textContent: portUrl(number_, id, domain) })
   if (context.facts?.network?.allowPublicTraffic === false) root.append(note('The ports of this sandbox need its traffic token, which this page does not have: the links are refused.'))
   root.append(
     make(

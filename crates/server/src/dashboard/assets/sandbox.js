@@ -3,7 +3,7 @@
 // What is read again and again is its state; the part that is shown is mounted once, and again when the sandbox begins or
 // stops to run. Nothing here resumes a sandbox but the button for it. Its agent is asked only while it runs.
 
-import { agentOf, change, get, isAborted, MARK, now, path, reason } from './api.js'
+import { agentOf, change, encoded, get, isAborted, MARK, now, path, reason } from './api.js'
 import { kill } from './create.js'
 import { mountNetwork, mountOverview, mountPorts, mountProcesses } from './inside.js'
 import { follow, logPage } from './logs.js'
@@ -35,7 +35,7 @@ function style(name) {
 
 export async function mount(root, context) {
   const [id, tab = ''] = context.parts
-  const base = `/dashboard/sandboxes/${encodeURIComponent(id)}`
+  const base = `/dashboard/sandboxes/${encoded(id)}`
   const api = path('sandboxes', id)
   let sandbox = null
   let isGone = false
@@ -240,7 +240,7 @@ export async function mount(root, context) {
     await dialog({
       title: ids.length === 1 ? 'The fork runs' : `${ids.length} forks run`,
       content: [
-        make('ul', {}, ...ids.map((one) => make('li', {}, link(`/dashboard/sandboxes/${encodeURIComponent(one)}`, shown(one, 80))))),
+        make('ul', {}, ...ids.map((one) => make('li', {}, link(`/dashboard/sandboxes/${encoded(one)}`, shown(one, 80))))),
         ...failed.slice(0, 3).map((text) => note(shown(text), 'is-bad')),
       ],
       action: null,

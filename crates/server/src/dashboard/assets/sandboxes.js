@@ -4,7 +4,7 @@
 // the use of all of them. Rows are kept from one answer to the next: the focus, a selection and the small plots stay. A text is
 // looked for in further pages too, up to `SEARCHED`, and then less often.
 
-import { get, isAborted, items, now, reason, send, withQuery } from './api.js'
+import { encoded, get, isAborted, items, now, reason, send, withQuery } from './api.js'
 import { createSandbox, kill } from './create.js'
 import { spark } from './plot.js'
 import { button, bytes, confirm, duration, field, fill, input, link, make, metadataElement, nameElement, note, number, poll, row, select, setText, shown, stateElement, table, timeElement, trouble } from './ui.js'
@@ -27,13 +27,13 @@ export function metadataFilter(text) {
   return pairs
     .map((pair) => {
       const at = pair.indexOf('=')
-      return at < 0 ? encodeURIComponent(pair) : `${encodeURIComponent(pair.slice(0, at))}=${encodeURIComponent(pair.slice(at + 1))}`
+      return at < 0 ? encoded(pair) : `${encoded(pair.slice(0, at))}=${encoded(pair.slice(at + 1))}`
     })
     .join('&')
 }
 
 function href(id) {
-  return `/dashboard/sandboxes/${encodeURIComponent(id)}`
+  return `/dashboard/sandboxes/${encoded(id)}`
 }
 
 /** A row of the table, which takes new values. */
@@ -98,7 +98,7 @@ export async function mount(root, context) {
   const metadata = input({ name: 'metadata', maxLength: 2000, value: query.get('metadata') ?? '', placeholder: 'purpose=review' })
   const template = input({ name: 'template', maxLength: 200, value: query.get('template') ?? '', placeholder: 'base' })
   const all = make('input', { type: 'checkbox', 'aria-label': 'Select all shown sandboxes' })
-  const status = make('p', { className: 'state-line' })
+  const status = make('p', { className: 'state-line', role: 'status' })
   const problem = make('div')
   const killButton = button('Kill selected', killSelected, { className: 'is-danger', disabled: true })
   const previous = button('Previous', () => turn(-1), { disabled: true })

@@ -1,6 +1,6 @@
 // One template: its builds with their log, its tags, and what can be done with it.
 
-import { change, Failure, get, isAborted, items, path, reason, send, withQuery } from './api.js'
+import { change, encoded, Failure, get, isAborted, items, path, reason, send, withQuery } from './api.js'
 import { createSandbox } from './create.js'
 import { follow } from './logs.js'
 import { button, bytes, confirm, dialog, duration, facts, field, fill, input, Invalid, link, make, moment, nameElement, note, number, poll, row, setText, shown, stateElement, table, timeElement, trouble, wordsOf } from './ui.js'
@@ -123,7 +123,7 @@ export async function mount(root, context) {
     builds.body.replaceChildren(
       ...all.map((one) =>
         row(
-          link(`/dashboard/templates/${encodeURIComponent(id)}/builds/${encodeURIComponent(one.buildID)}`, shown(one.buildID, 60)),
+          link(`/dashboard/templates/${encoded(id)}/builds/${encoded(one.buildID)}`, shown(one.buildID, 60)),
           stateElement(one.status),
           [String(number(one.cpuCount)), 'right'],
           [bytes(number(one.memoryMB) * 1024 * 1024), 'right'],
@@ -198,7 +198,7 @@ async function mountBuild(root, context, id, build) {
   const why = make('div')
   const log = make('div')
   root.append(
-    make('p', { className: 'way' }, link('/dashboard/templates', 'Templates'), ' / ', link(`/dashboard/templates/${encodeURIComponent(id)}`, shown(id, 60))),
+    make('p', { className: 'way' }, link('/dashboard/templates', 'Templates'), ' / ', link(`/dashboard/templates/${encoded(id)}`, shown(id, 60))),
     make('div', { className: 'head' }, make('h1', { tabIndex: -1 }, 'Build ', nameElement(build, 60)), state, make('div', { className: 'buttons' }, cancel)),
     problem,
     why,

@@ -1,6 +1,6 @@
 // Templates that the team can use, and the snapshots that it has made.
 
-import { change, isAborted, items, path, reason, send, withQuery } from './api.js'
+import { change, encoded, isAborted, items, path, reason, send, withQuery } from './api.js'
 import { createSandbox } from './create.js'
 import { button, bytes, confirm, field, input, link, make, nameElement, note, number, poll, row, setText, shown, stateElement, table, timeElement } from './ui.js'
 
@@ -62,11 +62,11 @@ export async function mount(root, context) {
           if (!name) return
           problem.textContent = ''
           try {
-            const { value } = await send('GET', `api/templates/aliases/${encodeURIComponent(name)}`, { signal: context.signal })
-            context.go(`/dashboard/templates/${encodeURIComponent(value?.templateID ?? name)}`)
+            const { value } = await send('GET', `api/templates/aliases/${encoded(name)}`, { signal: context.signal })
+            context.go(`/dashboard/templates/${encoded(value?.templateID ?? name)}`)
           } catch (error) {
             if (isAborted(error)) return
-            if (error.status === 404 || error.status === 400) context.go(`/dashboard/templates/${encodeURIComponent(name)}`)
+            if (error.status === 404 || error.status === 400) context.go(`/dashboard/templates/${encoded(name)}`)
             else problem.textContent = `Not opened: ${reason(error)}.`
           }
         },
@@ -85,7 +85,7 @@ export async function mount(root, context) {
     draw: (one) => {
       const id = String(one.templateID)
       const names = (Array.isArray(one.names) ? one.names : []).slice(0, 3).map((name) => shown(name, 100))
-      const title = link(`/dashboard/templates/${encodeURIComponent(id)}`, names.join(', ') || shown(id, 80))
+      const title = link(`/dashboard/templates/${encoded(id)}`, names.join(', ') || shown(id, 80))
       title.dataset.key = `open ${shown(id)}`
       const create = button('Create sandbox', () => createSandbox(context, id), { className: 'small', 'aria-label': `Create sandbox from ${names[0] ?? shown(id, 80)}`, disabled: one.buildStatus !== 'ready' })
       create.dataset.key = `create ${shown(id)}`

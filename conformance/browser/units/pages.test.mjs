@@ -1,0 +1,98 @@
+// What the pages make of answers and of forms, without a page.
+
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { asset } from './assets.mjs'
+
+const { encoded, items, path, withQuery } = await asset('api.js')
+const { ago, bytes, duration, moment, number, pairsOf, wordsOf } = await asset('ui.js')
+const { matches, metadataFilter } = await asset('sandboxes.js')
+const { requestOf } = await asset('create.js')
+const { injectionOf } = await asset('injections.js')
+const { portsOf, portUrl, trafficOf } = await asset('inside.js')
+const { fresh } = await asset('logs.js')
+
+test('a part of a path leaves no folder', () => {
+  assert.equal(path('sandboxes', 'a/b', '?#'), 'sandboxes/a%2Fb/%3F%23')
+  for (const part of ['', '.', '..', '\ud800', null]) assert.match(encoded(part), /^(_|null)$/)
+  assert.equal(withQuery('v2/sandboxes', { limit: 0, state: '', text: 'a&b', none: undefined }), 'v2/sandboxes?limit=0&text=a%26b')
+})
+
+test('a list is objects, and no more of them than are asked for', () => {
+  for (const value of [null, undefined, 'text', { length: 3 }, 7]) assert.deepEqual(items(value), [])
+  assert.deepEqual(items([{ a: 1 }, null, 'x', 3, { b: 2 }]), [{ a: 1 }, { b: 2 }])
+  assert.equal(items(Array.from({ length: 50 }, () => ({})), 10).length, 10)
+})
+
+test('what is no time and no number is said to be none', () => {
+  assert.deepEqual([duration(NaN), duration(-5), duration(61_000), duration(3_720_000), duration(3 * 86_400_000)], ['–', '0 s', '1 min 1 s', '1 h 2 min', '3 d 0 h'])
+  assert.equal(ago('yesterday'), '–')
+  assert.equal(moment('\u202egpj'), '\\u{202e}gpj')
+  for (const value of ['5', null, {}, NaN, Infinity]) assert.equal(number(value), 0)
+  assert.deepEqual([bytes(0), bytes(1023), bytes(1536), bytes(1e308), bytes('x')], ['0 B', '1023 B', '1.5 KiB', `${Math.round(1e308 / 1024 ** 4)} TiB`, '0 B'])
+})
+
+test('pairs are lines, whose names are only names', () => {
+  assert.deepEqual({ ...pairsOf('a=1\n\n b = x=y \n', 'Metadata') }, { a: '1', b: 'x=y' })
+  const odd = pairsOf('__proto__=1\nconstructor=2', 'Metadata')
+  assert.equal(JSON.stringify(odd), '{"__proto__":"1","constructor":"2"}')
+  assert.equal({}.polluted, undefined)
+  for (const text of ['a', '=b', 'a=1\nb']) assert.throws(() => pairsOf(text, 'Metadata'), /Metadata: a line must be name=value/)
+  assert.deepEqual(wordsOf(' a, b\n\tc,,'), ['a', 'b', 'c'])
+})
+
+test('a filter finds what a row shows', () => {
+  const sandbox = { sandboxID: 'iabc', alias: 'Base', templateID: 't1', metadata: { Purpose: 'Review' } }
+  for (const text of ['', 'iab', 'base', 'purpose=rev']) assert.ok(matches(sandbox, text), text)
+  for (const text of ['other', 'review=']) assert.ok(!matches(sandbox, text), text)
+  assert.ok(!matches({ metadata: null, alias: 7 }, 'x'))
+  assert.equal(metadataFilter('a=1, b=x&y ,c=%'), 'a=1&b=x&y&c=%25')
+  assert.equal(metadataFilter('näme=wért=2'), 'n%C3%A4me=w%C3%A9rt%3D2')
+})
+
+const form = { template: ' base ', timeout: '300', metadata: '', environment: '', allow: '', deny: '', isPrivate: false, access: 'open', atEnd: 'kill' }
+
+test('a sandbox is requested as it was filled in', () => {
+  assert.deepEqual(requestOf(form), { templateID: 'base', timeout: 300 })
+  assert.deepEqual(requestOf({ ...form, metadata: 'a=1', environment: 'B=2', allow: 'example.com', deny: '10.0.0.0/8, 192.0.2.1', isPrivate: true, access: 'closed', atEnd: 'pause' }), {
+    templateID: 'base',
+    timeout: 300,
+    metadata: { a: '1' },
+    envVars: { B: '2' },
+    network: { allowOut: ['example.com'], denyOut: ['10.0.0.0/8', '192.0.2.1'], allowPublicTraffic: false },
+    allow_internet_access: false,
+    autoPause: true,
+  })
+  for (const wrong of [{ template: ' ' }, { timeout: '1.5' }, { timeout: '0' }, { timeout: '' }, { metadata: 'x' }]) assert.throws(() => requestOf({ ...form, ...wrong }))
+})
+
+test('an injection has what its kind needs', () => {
+  const given = { kind: 'http', address: 'api.example.com', headers: 'Authorization=Bearer x', secret: '' }
+  assert.deepEqual(injectionOf(given), { type: 'http', base_url: 'api.example.com', headers: { Authorization: 'Bearer x' } })
+  assert.deepEqual(injectionOf({ ...given, kind: 'openai', address: '', secret: 's' }), { type: 'openai', api_key: 's' })
+  assert.deepEqual(injectionOf({ ...given, kind: 'github', secret: 't' }), { type: 'github', base_url: 'api.example.com', token: 't' })
+  for (const wrong of [{ address: '' }, { headers: '' }, { kind: 'openai' }]) assert.throws(() => injectionOf({ ...given, ...wrong }))
+})
+
+test('ports and traffic are read from what the kernel says, or a liar in its place', () => {
+  const head = '  sl  local_address rem_address   st tx_queue rx_queue\n'
+  const line = (address, state = '0A') => `   0: ${address} 00000000:0000 ${state} 00000000:00000000 00:00000000\n`
+  const texts = [head + line('0100007F:1F90') + line('00000000:0BB8') + line('00000000:0050', '01') + line('00000000:C33F'), head + line('00000000000000000000000000000000:1F90')]
+  assert.deepEqual(portsOf(...texts), [{ port: 3000, isLocal: false }, { port: 8080, isLocal: false }])
+  assert.deepEqual(portsOf(head + line('0100007F:1F90')), [{ port: 8080, isLocal: true }])
+  for (const text of ['', 'x', head + line('<b>:<i>'), head + line('00000000:0000'), head + line('00000000:10000')]) assert.deepEqual(portsOf(text), [])
+  assert.ok(portsOf(head + line('00000000:0BB8').repeat(100_000)).length === 1)
+  assert.equal(portUrl(3000, 'iabc', 'example.com:8443', 'https:'), 'https://3000-iabc.example.com:8443')
+  const dev = 'Inter-|\n face |\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: 100 1 0 0 0 0 0 0 50 1\n  eth1:7 1 0 0 0 0 0 0 1 1\n  bad: x y\n'
+  assert.deepEqual(trafficOf(dev), { received: 107, sent: 51 })
+  assert.deepEqual(trafficOf('nothing'), { received: 0, sent: 0 })
+})
+
+test('an entry of a log comes once, whatever shares its millisecond', () => {
+  const seen = { at: -Infinity, texts: new Set() }
+  const entry = (ms, message) => ({ timestamp: new Date(ms).toISOString(), message })
+  assert.equal(fresh([entry(1, 'a'), entry(2, 'b')], seen).length, 2)
+  assert.deepEqual(fresh([entry(2, 'b'), entry(2, 'c'), entry(3, 'd')], seen).map((one) => one.message), ['c', 'd'])
+  assert.deepEqual(fresh([entry(3, 'd'), entry(1, 'old'), { timestamp: 'never', message: 'x' }], seen), [])
+  assert.equal(seen.texts.size, 1)
+})

@@ -110,6 +110,7 @@ export async function mount(root, context) {
       body.append(note(isGone ? 'The sandbox has ended.' : `The sandbox is ${shown(sandbox?.state, 20)}: resume it to see this part.`))
       return
     }
+    body.append(make('h2', { className: 'unseen', textContent: TABS.find(([name]) => name === tab)[1] }))
     const inner = { ...context, signal: life.signal, sandbox: id, agent: agentOf(id), headers: MARK, id, facts: sandbox }
     if (tab === 'terminal' || tab === 'files') {
       style(`${tab}.css`)

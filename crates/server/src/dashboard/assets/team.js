@@ -40,7 +40,7 @@ export async function mount(root, context) {
           ['Id', make('code', { textContent: shown(team.id, 80) })],
           ['Running now', shown(headers.get('x-total-running') ?? '–', 20)],
           ['Most at once in this range', String(number(most?.value))],
-          ['Requests left', headers.get('ratelimit-remaining') ? `${shown(headers.get('ratelimit-remaining'), 20)} of ${shown(headers.get('ratelimit-limit') ?? '?', 20)}` : 'not limited'],
+          ['Requests left', headers.get('ratelimit-remaining') ? `${shown(headers.get('ratelimit-remaining'), 20)} of ${shown(headers.get('ratelimit-limit') ?? '?', 20)}` : 'no limit is told'],
           ['Session ends', moment(context.session.expiresAt)],
         ]),
       )

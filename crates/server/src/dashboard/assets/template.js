@@ -1,6 +1,6 @@
 // One template: its builds with their log, its tags, and what can be done with it.
 
-import { change, get, isAborted, items, path, reason, send, withQuery } from './api.js'
+import { change, Failure, get, isAborted, items, path, reason, send, withQuery } from './api.js'
 import { createSandbox } from './create.js'
 import { follow } from './logs.js'
 import { button, bytes, confirm, dialog, duration, facts, field, fill, input, Invalid, link, make, moment, nameElement, note, number, poll, row, setText, shown, stateElement, table, timeElement, trouble, wordsOf } from './ui.js'
@@ -8,6 +8,8 @@ import { button, bytes, confirm, dialog, duration, facts, field, fill, input, In
 const EVERY_MS = 3000
 const BUILDS = 50
 const TAGS_MAX = 200
+// Pages of the list of templates in which one of the platform is looked for.
+const PAGES_MAX = 20
 // What the API has at most in one answer of a log.
 const LOG_PAGE = 100
 
@@ -41,12 +43,12 @@ export async function mount(root, context) {
     tags.element,
   )
   let template = null
+  let isOurs = true
   let drawn = ''
 
   const refresh = poll(context.signal, EVERY_MS, async () => {
     try {
-      template = await get(withQuery(api, { limit: BUILDS }), { signal: context.signal })
-      const list = items(await get(`${api}/tags`, { signal: context.signal }), TAGS_MAX)
+      const list = await read()
       problem.replaceChildren()
       const text = JSON.stringify([template, list])
       if (text !== drawn) {
@@ -63,15 +65,44 @@ export async function mount(root, context) {
     return template.buildStatus === 'building' || template.buildStatus === 'waiting' ? 0 : 10_000
   })
 
+  /** Reads the template, and returns its tags. Those of others show neither tags nor builds: what is known is in the list. */
+  async function read() {
+    const { signal } = context
+    if (!isOurs) {
+      template = await listed(signal)
+      return []
+    }
+    try {
+      template = await get(withQuery(api, { limit: BUILDS }), { signal })
+      return items(await get(`${api}/tags`, { signal }), TAGS_MAX)
+    } catch (error) {
+      if (error.status !== 403) throw error
+      template = await listed(signal)
+      isOurs = false
+      return []
+    }
+  }
+
+  async function listed(signal) {
+    let nextToken = ''
+    for (let at = 0; at < PAGES_MAX; at += 1) {
+      const { value, headers } = await send('GET', withQuery('api/v2/templates', { limit: 100, nextToken }), { signal })
+      const found = items(value, 100).find((one) => one.templateID === id || (Array.isArray(one.names) && one.names.includes(id)))
+      if (found) return found
+      nextToken = headers.get('x-next-token') ?? ''
+      if (!nextToken) break
+    }
+    throw new Failure(404, 'not found')
+  }
+
   function draw(list) {
     const names = (Array.isArray(template.names) ? template.names : []).slice(0, 10)
     heading.replaceChildren(nameElement(names[0] ?? id, 100))
     context.title(shown(names[0] ?? id, 60))
     if (state.textContent !== template.buildStatus) state.replaceChildren(stateElement(template.buildStatus))
     create.disabled = template.buildStatus !== 'ready'
-    publish.hidden = remove.hidden = template.isDefault === true
+    publish.hidden = remove.hidden = assign.hidden = !isOurs || template.isDefault === true
     setText(publish, template.public ? 'Make private' : 'Make public')
-    assign.hidden = template.isDefault === true
     fill(
       about,
       facts([
@@ -86,7 +117,7 @@ export async function mount(root, context) {
       ]),
     )
     const all = items(template.builds, BUILDS)
-    setText(status, all.length ? `The newest ${all.length} of ${number(template.buildCount)}.` : 'Its builds belong to the platform.')
+    setText(status, all.length ? `The newest ${all.length} of ${number(template.buildCount)}.` : 'Its builds and tags are not those of this team.')
     builds.element.hidden = all.length === 0
     const focused = document.activeElement?.getAttribute?.('href')
     builds.body.replaceChildren(
@@ -103,6 +134,7 @@ export async function mount(root, context) {
     )
     if (focused) [...builds.body.querySelectorAll('a')].find((one) => one.getAttribute('href') === focused)?.focus()
     tags.element.hidden = list.length === 0
+    tags.element.previousElementSibling.hidden = !isOurs
     tags.body.replaceChildren(
       ...list.map((one) =>
         row(

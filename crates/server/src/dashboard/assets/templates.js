@@ -87,7 +87,7 @@ export async function mount(root, context) {
       const names = (Array.isArray(one.names) ? one.names : []).slice(0, 3).map((name) => shown(name, 100))
       const title = link(`/dashboard/templates/${encodeURIComponent(id)}`, names.join(', ') || shown(id, 80))
       title.dataset.key = `open ${id}`
-      const create = button('Create sandbox', () => createSandbox(context, id), { className: 'small', 'aria-label': `Create a sandbox from ${names[0] ?? shown(id, 80)}`, disabled: one.buildStatus !== 'ready' })
+      const create = button('Create sandbox', () => createSandbox(context, id), { className: 'small', 'aria-label': `Create sandbox from ${names[0] ?? shown(id, 80)}`, disabled: one.buildStatus !== 'ready' })
       create.dataset.key = `create ${id}`
       return row(
         make('span', {}, title, make('span', { className: 'id', textContent: `${shown(id, 80)}${one.isDefault ? ', of the platform' : one.public ? ', public' : ''}` })),
@@ -117,7 +117,7 @@ export async function mount(root, context) {
           make(
             'div',
             { className: 'buttons' },
-            button('Create sandbox', () => createSandbox(context, id), { className: 'small', 'aria-label': `Create a sandbox from the snapshot ${shown(id, 100)}` }),
+            button('Create sandbox', () => createSandbox(context, id), { className: 'small', 'aria-label': `Create sandbox from the snapshot ${shown(id, 100)}` }),
             button('Delete', () => remove(id), { className: 'is-danger small', 'aria-label': `Delete the snapshot ${shown(id, 100)}` }),
           ),
           'narrow',

@@ -75,7 +75,7 @@ export function check(label, isChecked = false, properties = {}) {
 export function table(caption, columns, rows = []) {
   const head = columns.map((column) => {
     const [name, kind] = Array.isArray(column) ? column : [column, '']
-    return make('th', { scope: 'col', className: kind, textContent: name })
+    return make('th', { scope: 'col', className: kind }, name || make('span', { className: 'unseen', textContent: 'Actions' }))
   })
   const body = make('tbody', {}, ...rows)
   const element = make(

@@ -26,9 +26,10 @@ const main = make('main', { id: 'content', tabIndex: -1 })
 const live = liveRegion()
 
 function frame() {
-  const links = PAGES.map((page) => link(`${BASE}/${page.path}`, page.name))
+  // The operator has one page, and sees no sandbox from inside.
+  const links = session.team ? PAGES.map((page) => link(`${BASE}/${page.path}`, page.name)) : [link(BASE, 'Host', { 'aria-current': 'page' })]
   const nav = make('nav', { 'aria-label': 'Dashboard' }, ...links)
-  const who = make('div', { className: 'who' }, make('span', { className: 'team', title: 'Team of this session' }, nameElement(session.team?.name ?? 'operator', 60)), button('Sign out', signOut))
+  const who = make('div', { className: 'who' }, make('span', { className: 'team', title: 'Who is signed in' }, nameElement(session.team?.name ?? 'operator', 60)), button('Sign out', signOut))
   const header = make('header', { className: 'top' }, make('a', { className: 'name', href: `${BASE}/sandboxes`, textContent: 'Ringfence' }), nav, who)
   const footer = make(
     'footer',
@@ -78,7 +79,16 @@ function signIn(message = '') {
     field('API key or access token', credential, 'It is sent to this platform, and is not kept in the browser.'),
     error,
     submit,
-    make('p', { className: 'hint' }, 'The operator has the first key in ', make('code', { textContent: 'credentials.env' }), '. ', make('a', { href: '/docs', textContent: 'Documentation' })),
+    make(
+      'p',
+      { className: 'hint' },
+      'The first key is in ',
+      make('code', { textContent: 'credentials.env' }),
+      '. The operator gets a code for the whole host by ',
+      make('code', { textContent: 'ringfence dashboard' }),
+      '. ',
+      make('a', { href: '/docs/dashboard', textContent: 'How to sign in' }),
+    ),
   )
   main.replaceChildren(form)
   document.body.replaceChildren(main, live)
@@ -136,8 +146,8 @@ function go(href) {
 
 async function show() {
   if (!session) return
-  if (session.isOperator && !session.team) {
-    await mounted('./operator.js', 'Nodes', [])
+  if (!session.team) {
+    await mounted('./operator.js', 'Host', [])
     return
   }
   const [first = 'sandboxes', ...rest] = partsOf(location.pathname)

@@ -1,0 +1,390 @@
+"""A day with the dashboard, in a real browser, against the platform: what a person does, by the names of the controls."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from harness.dashboard import Dashboard, dashboard
+from harness.platform import Platform
+from harness.traffic import until
+
+# The colours and widths in which each page is looked at.
+LOOKS = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)]
+DENIED = "198.51.100.7"
+
+
+@pytest.fixture(scope="module")
+def key(platform: Platform) -> str:
+    return platform.credentials()["E2B_API_KEY"]
+
+
+@pytest.fixture(scope="module")
+def api(platform: Platform, key: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=platform.url, headers={"X-API-Key": key}, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def browser(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
+    with dashboard(tmp_path_factory.mktemp("home"), platform.url) as shown:
+        yield shown
+
+
+@pytest.fixture
+def shown(browser: Dashboard, key: str) -> Iterator[Dashboard]:
+    """The dashboard, signed in."""
+    browser.look()
+    browser.sign_in(key)
+    yield browser
+    browser.run("document.querySelectorAll('dialog').forEach((one) => one.close())")
+    browser.sign_out()
+
+
+def another_team(platform: Platform) -> tuple[str, str]:
+    """The name of another team, and a key of it."""
+    team = f"other-{uuid.uuid4().hex[:8]}"
+    assert platform.run("team", "create", team).returncode == 0
+    return team, platform.run("key", "create", "--team", team).stdout.strip()
+
+
+def enter(browser: Dashboard, command: str) -> None:
+    browser.type(command)
+    browser.key("Enter")
+
+
+def state(browser: Dashboard, name: str, within_s: float = 30.0) -> None:
+    browser.wait(f"document.querySelector('main .head .state')?.textContent === {json.dumps(name)}", within_s)
+
+
+def build(api: httpx.Client, name: str) -> tuple[str, str]:
+    """Requests a build of a template, and returns its id and that of the build."""
+    made = api.post("/v3/templates", json={"name": name, "cpuCount": 1, "memoryMB": 512}).json()
+    steps = [{"type": "RUN", "args": ["echo step-on-the-page", "root"]}]
+    started = api.post(f"/v2/templates/{made['templateID']}/builds/{made['buildID']}", json={"fromTemplate": "base", "steps": steps})
+    assert started.status_code == 202, started.text
+    return made["templateID"], made["buildID"]
+
+
+def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Client, tmp_path: Path) -> None:
+    """Sign in, build a template, create from it, type, upload, watch, pause, resume, fork, see a denial, kill, sign out."""
+    browser.look()
+    # A page that needs a sign-in is there afterwards.
+    browser.sign_in(key, "/dashboard/templates")
+    browser.heading("Templates")
+
+    name = f"day-{uuid.uuid4().hex[:8]}"
+    template, built = build(api, name)
+    browser.run(f"go('/dashboard/templates/{template}/builds/{built}')")
+    browser.shows("step-on-the-page", 120)
+    state(browser, "ready", 120)
+    browser.run(f"go('/dashboard/templates/{template}')")
+    browser.heading(name)
+    browser.wait("document.querySelector('main').textContent.includes('default')")
+
+    browser.press("Create sandbox")
+    browser.wait("document.activeElement.name === 'template'")
+    browser.put("Timeout in seconds", "600")
+    browser.put("Metadata", "purpose=day\nmarkup=<b>bold</b>")
+    browser.put("Environment variables", "DAY=friday")
+    browser.put("Denied", "198.51.100.0/24")
+    browser.press("Create")
+    state(browser, "running")
+    sandbox = browser.run("location.pathname.split('/')[3]")
+    facts = api.get(f"/sandboxes/{sandbox}").json()
+    assert (facts["templateID"], facts["metadata"]) == (template, {"purpose": "day", "markup": "<b>bold</b>"})
+    browser.shows("markup=<b>bold</b>")
+
+    try:
+        browser.press("Terminal")
+        browser.wait("document.querySelector('.terminal-state')?.textContent === 'Connected.' && /[$#]$/m.test(grid())")
+        browser.wait("document.activeElement.className === 'terminal-keys'")
+        enter(browser, "echo $DAY-$((6*7))")
+        browser.wait("/^friday-42$/m.test(grid())")
+        enter(browser, f"python3 -c 'import socket; socket.create_connection((\"{DENIED}\", 80), 2)' 2>&1 | tail -1; echo trie''d")
+        browser.wait("/^tried$/m.test(grid())")
+
+        browser.press("Network")
+        browser.shows(DENIED)
+        browser.press("Files")
+        browser.wait("document.querySelector('.files-table tbody tr') !== null")
+        browser.run(
+            "(() => { const data = new DataTransfer(); data.items.add(new File(['from the page'], 'up <i>.txt'));"
+            " const picker = document.querySelector('input[type=file]'); picker.files = data.files; picker.dispatchEvent(new Event('change')) })()"
+        )
+        browser.shows("up <i>.txt")
+        box = Sandbox.connect(sandbox)
+        until(lambda: box.files.read("/home/user/up <i>.txt") == "from the page", "the file is there")
+        api.post(f"/sandboxes/{sandbox}/timeout", json={"timeout": 600})
+
+        box.commands.run("nohup sh -c 'while :; do :; done' >/dev/null 2>&1 & cd /home/user && python3 -m http.server 8123", background=True)
+        browser.press("Processes")
+        browser.shows("http.server 8123")
+        browser.press("Ports")
+        browser.shows(f"//8123-{sandbox}.")
+        link = browser.run("(() => { const one = [...document.querySelectorAll('td a')].find((a) => a.textContent.includes('8123-')); return [one.rel, one.target] })()")
+        assert link == ["noopener noreferrer", "_blank"]
+        browser.press("Logs")
+        browser.shows("the sandbox was created")
+
+        # The plot moves: the loop is seen.
+        browser.press("Overview")
+        browser.wait("parseFloat(document.querySelector('.plot-value').textContent) > 20", 60)
+        points = "document.querySelector('.plot polyline.plot-line')?.getAttribute('points')"
+        first = browser.wait(points)
+        browser.wait(f"{points} !== {json.dumps(first)}", 30)
+
+        browser.press("Pause")
+        browser.run("control('Pause').focus()")
+        browser.press("Pause")
+        state(browser, "paused")
+        assert api.get(f"/sandboxes/{sandbox}").json()["state"] == "paused"
+        browser.press("Terminal")
+        browser.shows("resume it to see this part")
+        browser.press("Resume")
+        browser.put("Timeout in seconds", "900")
+        browser.press("Resume")
+        state(browser, "running")
+        browser.wait("document.querySelector('.terminal-state')?.textContent === 'Connected.'")
+        browser.press("Extend")
+        browser.put("Seconds from now", "1800")
+        browser.press("Set")
+        browser.shows("Ends in 2")
+
+        browser.press("Fork")
+        browser.put("Timeout of each in seconds", "600")
+        browser.press("Fork")
+        fork = browser.wait("document.querySelector('dialog li a')?.textContent", 60)
+        assert fork != sandbox
+        browser.press(fork)
+        browser.heading(fork)
+        state(browser, "running")
+        assert Sandbox.connect(fork).files.read("/home/user/up <i>.txt") == "from the page"
+
+        browser.press("Kill")
+        assert browser.wait("document.activeElement.textContent === 'Cancel'")
+        browser.press("Kill")
+        browser.heading("Sandboxes")
+        until(lambda: api.get(f"/sandboxes/{fork}").status_code == 404, "the fork has ended")
+        # In the list: by a filter, selected, killed.
+        browser.put("Metadata", "purpose=day")
+        browser.press("Filter")
+        browser.wait("document.querySelectorAll('tbody tr').length === 1")
+        browser.put(f"Select {sandbox}", True)
+        browser.press("Kill 1 selected")
+        browser.press("Kill")
+        until(lambda: api.get(f"/sandboxes/{sandbox}").status_code == 404, "the sandbox has ended")
+        browser.shows("No sandbox matches this filter.")
+    finally:
+        for one in api.get("/v2/sandboxes", params={"metadata": "purpose=day"}).json():
+            api.delete(f"/sandboxes/{one['sandboxID']}")
+
+    browser.press("Events")
+    browser.shows(sandbox)
+    browser.run(f"go('/dashboard/templates/{template}')")
+    browser.press("Delete")
+    browser.press("Delete")
+    browser.heading("Templates")
+    until(lambda: template not in [one["templateID"] for one in api.get("/templates").json()], "the template is deleted")
+    browser.sign_out()
+    # Nothing of it is left in the browser, and going back shows nothing.
+    assert browser.run("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
+    assert sandbox not in browser.run("document.documentElement.textContent")
+    browser.run("history.back()")
+    browser.heading("Sign in to Ringfence")
+    browser.open(f"/dashboard/sandboxes/{sandbox}")
+    browser.heading("Sign in to Ringfence")
+
+
+def test_another_team_sees_nothing_of_it(browser: Dashboard, platform: Platform, sandbox: Sandbox, api: httpx.Client) -> None:
+    name = f"secret-{uuid.uuid4().hex[:8]}"
+    api.post("/secrets", json={"name": name, "value": "v"})
+    team, other = another_team(platform)
+    browser.sign_in(other)
+    try:
+        browser.shows("No sandbox is there yet.")
+        for tab in ("", "/terminal", "/files", "/network"):
+            browser.run(f"go('/dashboard/sandboxes/{sandbox.sandbox_id}{tab}')")
+            browser.shows("There is no such sandbox, or it has ended.")
+            assert not browser.run("has('Kill')")
+        browser.run(f"go('/dashboard/sandboxes/{sandbox.sandbox_id}/logs')")
+        browser.shows("Nothing was logged yet.")
+        browser.run("go('/dashboard/events')")
+        browser.shows("There are no events.")
+        browser.run("go('/dashboard/injections')")
+        browser.shows("There are no secrets.")
+        browser.run("go('/dashboard/team')")
+        browser.shows(team)
+    finally:
+        browser.sign_out()
+
+
+def test_a_session_that_ends_asks_for_a_sign_in_and_goes_on(browser: Dashboard, platform: Platform, key: str, api: httpx.Client) -> None:
+    made = api.post("/api-keys", json={"name": "short"}).json()
+    browser.sign_in(made["key"], "/dashboard/keys")
+    browser.heading("Keys")
+    browser.press("Rename the key short")
+    assert api.delete(f"/api-keys/{made['id']}").status_code == 204
+    browser.heading("Sign in to Ringfence")
+    browser.shows("The session has ended.")
+    assert browser.run("document.querySelector('dialog')") is None
+    browser.put("API key or access token", "e2b_" + "0" * 40)
+    browser.press("Sign in")
+    browser.shows("Not signed in:")
+    assert browser.run("document.activeElement.name") == "credential"
+    browser.put("API key or access token", key)
+    browser.press("Sign in")
+    browser.heading("Keys")
+    browser.sign_out()
+
+
+def test_a_key_is_shown_once(shown: Dashboard, api: httpx.Client) -> None:
+    shown.run("go('/dashboard/keys')")
+    shown.press("Create key")
+    shown.put("Name", "<i>ci</i>")
+    shown.press("Create")
+    value = shown.wait("document.querySelector('dialog .secret')?.textContent")
+    assert re.fullmatch(r"e2b_[0-9a-f]+", value)
+    assert api.get("/api-keys", headers={"X-API-Key": value}).status_code == 200
+    shown.press("Close")
+    shown.shows("<i>ci</i>")
+    assert value not in shown.run("document.documentElement.outerHTML")
+    shown.press("Delete the key <i>ci</i>")
+    shown.press("Delete")
+    shown.wait("!shows().includes('<i>ci</i>')")
+    assert api.get("/api-keys", headers={"X-API-Key": value}).status_code == 401
+
+
+def test_secrets_and_rules_are_written_and_never_read(shown: Dashboard, api: httpx.Client) -> None:
+    shown.run("go('/dashboard/injections')")
+    name = f"token-{uuid.uuid4().hex[:8]}"
+    shown.press("New secret")
+    shown.put("Name", name)
+    shown.put("Value", "do-not-show-1")
+    shown.press("Create")
+    shown.shows(name)
+    shown.press("New rule")
+    shown.put("Name", f"rule-{name}")
+    shown.put("Requests to", "api.example.com/v1/*")
+    shown.put("Headers", "Authorization=do-not-show-2")
+    shown.press("Create")
+    shown.shows("api.example.com/v1/*")
+    assert "do-not-show" not in shown.run("document.documentElement.outerHTML + [...document.querySelectorAll('input, textarea')].map((one) => one.value)")
+    (rule,) = [one for one in api.get("/injection-rules").json() if one["name"] == f"rule-{name}"]
+    assert list(rule["injection"]["headers"]) == ["Authorization"]
+    for kind in (f"rule rule-{name}", f"secret {name}"):
+        shown.press(f"Delete the {kind}")
+        shown.press("Delete")
+    shown.wait(f"!shows().includes({json.dumps(name)})")
+
+
+def test_a_keyboard_is_enough(browser: Dashboard, key: str) -> None:
+    """From the sign-in to a sandbox that was created and killed, without a pointer and without naming a control."""
+    browser.look()
+    browser.open("/dashboard")
+    browser.heading("Sign in to Ringfence")
+    browser.wait("document.activeElement.name === 'credential'")
+    browser.type(key)
+    browser.key("Enter")
+    browser.heading("Sandboxes")
+
+    def focused(name: str) -> None:
+        """Steps on until a control has the focus, which must be seen."""
+        for _ in range(60):
+            if browser.run("document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()") == name:
+                assert browser.run("getComputedStyle(document.activeElement).outlineStyle") == "solid", name
+                return
+            browser.key("Tab")
+        raise AssertionError(f"{name} is not reached")
+
+    browser.key("Tab")
+    focused("Skip to content")
+    browser.key("Enter")
+    browser.wait("document.activeElement.id === 'content'")
+    focused("Create sandbox")
+    browser.key("Enter")
+    browser.wait("document.activeElement.name === 'template'")
+    # The focus stays in the dialog, and goes back to what opened it.
+    for _ in range(20):
+        browser.key("Tab")
+        assert browser.run("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    browser.key("Escape")
+    browser.wait("document.activeElement.textContent === 'Create sandbox' && !document.querySelector('dialog')")
+    browser.key("Enter")
+    browser.wait("document.activeElement.name === 'template'")
+    browser.key("Enter")
+    state(browser, "running")
+    browser.wait("document.activeElement === document.querySelector('main h1')")
+    focused("Kill")
+    browser.key("Enter")
+    browser.wait("document.activeElement.textContent === 'Cancel'")
+    browser.key("Tab", 8)
+    assert browser.run("document.activeElement.textContent") == "Kill"
+    browser.key("Enter")
+    browser.heading("Sandboxes")
+    browser.sign_out()
+
+
+def test_every_page_is_accessible_in_both_schemes_on_a_desk_and_a_phone(shown: Dashboard, sandbox: Sandbox, api: httpx.Client) -> None:
+    box = f"/dashboard/sandboxes/{sandbox.sandbox_id}"
+    api.post("/events/webhooks", json={"name": "hook", "url": "https://example.com/h", "events": ["sandbox.lifecycle.killed"], "signatureSecret": "s"})
+    (hook,) = api.get("/events/webhooks").json()
+    pages = {
+        "/dashboard/sandboxes": sandbox.sandbox_id,
+        box: "CPU",
+        f"{box}/terminal": "Connected.",
+        f"{box}/files": ".bashrc",
+        f"{box}/logs": "the sandbox was created",
+        f"{box}/processes": "PID",
+        f"{box}/ports": "Make a link",
+        f"{box}/network": "Outbound rules",
+        "/dashboard/templates": "base",
+        "/dashboard/templates/base": "every team",
+        "/dashboard/injections": "Secrets",
+        "/dashboard/keys": "Last used",
+        "/dashboard/events": "Webhooks",
+        f"/dashboard/events/webhooks/{hook['id']}": "Deliveries",
+        "/dashboard/team": "Sandboxes that run",
+        "/dashboard/nothing": "There is no page at this address.",
+    }
+    try:
+        for path, text in pages.items():
+            shown.run(f"go({json.dumps(path)})")
+            shown.shows(text)
+            for scheme, width in LOOKS:
+                shown.look(scheme, width)
+                shown.check()
+        shown.run("go('/dashboard/sandboxes')")
+        for scheme, width in LOOKS:
+            shown.look(scheme, width)
+            shown.press("Create sandbox")
+            shown.wait("document.querySelector('dialog[open]') !== null")
+            shown.check()
+            shown.run("document.querySelector('dialog').close()")
+    finally:
+        shown.look()
+        api.delete(f"/events/webhooks/{hook['id']}")
+
+
+def test_the_first_view_is_small(platform: Platform, browser: Dashboard, key: str) -> None:
+    """Everything that the list of sandboxes needs, compressed, in bytes; and how long it takes on this machine."""
+    seen = len(browser.page.events)
+    browser.sign_in(key)
+    browser.wait("performance.getEntriesByType('resource').length > 5")
+    sizes = browser.run("performance.getEntriesByType('resource').filter((one) => /assets/.test(one.name)).map((one) => [one.name, one.encodedBodySize])")
+    page = httpx.get(f"{platform.url}/dashboard")
+    total = sum(size for _, size in sizes) + len(page.content)
+    assert len(sizes) > 5 and total <= 100_000, (total, sizes)
+    begun = [event for event in browser.page.events[seen:] if event["method"] == "Network.requestWillBeSent"]
+    outside = [event["params"]["request"]["url"] for event in begun if not event["params"]["request"]["url"].startswith((platform.url, "data:"))]
+    assert outside == []
+    browser.sign_out()
+
+

@@ -51,9 +51,10 @@ impl Asset {
         }
     }
 
-    #[cfg(test)]
-    fn text(&self) -> &str {
-        std::str::from_utf8(&self.body).expect("a text")
+    /// The content as text; empty for a picture.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap_or_default()
     }
 
     fn html(body: String) -> Self {

@@ -262,7 +262,7 @@ mod tests {
             assert_eq!(link, format!("<{expected}>; rel=\"help\""));
             let (path, id) = expected.split_once('#').unwrap_or((expected, "content"));
             let page = site.asset(path).expect("a page");
-            assert!(page.body.contains(&format!(" id=\"{id}\"")), "{expected}");
+            assert!(page.text().contains(&format!(" id=\"{id}\"")), "{expected}");
         }
     }
 }

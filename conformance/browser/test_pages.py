@@ -175,6 +175,21 @@ def test_hostile_strings_are_text_on_every_page(shown: Dashboard, text: str) -> 
     assert shown.run("faults()") == []
 
 
+@pytest.mark.parametrize("look", [("light", 1280), ("dark", 360)], ids=["desk", "phone"])
+def test_pages_that_are_full_are_accessible(shown: Dashboard, look: tuple[str, int]) -> None:
+    """Each kind of row, label and error at once, in long and short words."""
+    shown.look(*look)
+    try:
+        for text in ("plain", "a-word-that-is-longer-than-any-window-of-a-phone-has-columns-" * 3):
+            shown.run(f"window.canned = answerWith({json.dumps(text)}); 0")
+            for path in PAGES:
+                shown.run(f"go({json.dumps(path)})")
+                shown.wait("document.querySelector('main .facts, main .log p, main tbody tr') !== null")
+                shown.check()
+    finally:
+        shown.look()
+
+
 def test_hostile_metadata_and_files_of_a_real_sandbox_are_text(shown: Dashboard, platform: Platform) -> None:
     texts = [text for text in HOSTILE if "\x00" not in text and "\ud800" not in text and len(text.encode()) < 200 and "/" not in text]
     sandbox = Sandbox.create(metadata={f"k{at}": text for at, text in enumerate(texts)} | {"<b>name</b>": "\u202e"}, timeout=120)

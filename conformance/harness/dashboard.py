@@ -153,11 +153,11 @@ class Dashboard:
             "(one) => `${one.id}: ${one.nodes.slice(0, 3).map((node) => node.html.slice(0, 200)).join(' ')}`)}))"
         )
         where = self.run("location.pathname")
-        assert found["bad"] == [], where
-        assert found["passes"] > 10, where
+        assert not found["bad"], f"{where}: {found['bad']}"
+        assert found["passes"] > 10, f"{where}: axe has looked at nothing"
         wide = self.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{where}: {wide} pixels too wide"
-        assert self.run("refused") == [], where
+        assert not self.run("refused"), f"{where}: {self.run('refused')}"
 
 
 @contextmanager

@@ -114,7 +114,7 @@ export async function mount(root, context) {
           make(
             'div',
             { className: 'buttons' },
-            button('Set value', () => setSecret(one), { className: 'small', 'aria-label': `Set the value of ${name}` }),
+            button('Set value', () => setSecret(one), { className: 'small', 'aria-label': `Set value of ${name}` }),
             button('Delete', () => removeSecret(one), { className: 'is-danger small', 'aria-label': `Delete the secret ${name}` }),
           ),
           'narrow',

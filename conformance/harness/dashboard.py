@@ -65,8 +65,11 @@ HELPERS = """
   window.go = async (path) => {
     if (changes.length >= 180) await new Promise((done) => setTimeout(done, changes.at(-180) + 10_100 - performance.now()))
     changes.push(performance.now())
+    const before = document.querySelector('main').firstElementChild
     history.pushState(null, '', path)
     dispatchEvent(new PopStateEvent('popstate'))
+    // What a test waits for is on the new page.
+    while (document.querySelector('main').firstElementChild === before) await new Promise((done) => setTimeout(done, 2))
   }
   window.shows = () => document.querySelector('main')?.innerText ?? ''
   window.grid = () => [...document.querySelectorAll('.terminal-row')].map((row) => row.textContent.trimEnd()).join('\\n')
@@ -156,7 +159,11 @@ class Dashboard:
         assert not found["bad"], f"{where}: {found['bad']}"
         assert found["passes"] > 10, f"{where}: axe has looked at nothing"
         wide = self.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, f"{where}: {wide} pixels too wide"
+        beyond = (
+            "[...document.querySelectorAll('main *')].filter((one) => one.getBoundingClientRect().right > document.documentElement.clientWidth)"
+            ".map((one) => `${one.tagName}.${one.className}`).slice(0, 5)"
+        )
+        assert wide <= 0, f"{where}: {wide} pixels too wide, with {self.run(beyond)}"
         assert not self.run("refused"), f"{where}: {self.run('refused')}"
 
 

@@ -226,6 +226,32 @@ def test_another_team_sees_nothing_of_it(browser: Dashboard, platform: Platform,
         browser.sign_out()
 
 
+def test_the_operator_sees_all_teams_and_ends_a_sandbox(browser: Dashboard, platform: Platform, sandbox: Sandbox, api: httpx.Client) -> None:
+    told = platform.run("dashboard").stdout
+    (code,) = re.findall(r"^\s*(\w+_[0-9a-f]{20,})$", told, re.MULTILINE)
+    browser.sign_in(code)
+    try:
+        browser.heading("Host")
+        browser.shows(sandbox.sandbox_id)
+        for scheme, width in LOOKS:
+            browser.look(scheme, width)
+            browser.check()
+        browser.look()
+        browser.press(f"Log of {sandbox.sandbox_id}")
+        browser.wait("document.querySelector('dialog')?.innerText.includes('the sandbox was created')")
+        browser.check()
+        browser.press("Close")
+        # There is no way from here into a sandbox.
+        browser.run("go('/dashboard/keys')")
+        browser.heading("Host")
+        browser.press(f"End {sandbox.sandbox_id}")
+        browser.press("End sandbox")
+        until(lambda: api.get(f"/sandboxes/{sandbox.sandbox_id}").status_code == 404, "the sandbox has ended")
+    finally:
+        browser.look()
+        browser.sign_out()
+
+
 def test_a_session_that_ends_asks_for_a_sign_in_and_goes_on(browser: Dashboard, platform: Platform, key: str, api: httpx.Client) -> None:
     made = api.post("/api-keys", json={"name": "short"}).json()
     browser.sign_in(made["key"], "/dashboard/keys")

@@ -1,4 +1,4 @@
-"""The dashboard as somebody uses it: a browser whose page is read, clicked and typed into.
+"""The dashboard as a person uses it: a browser whose page is read, clicked and typed into.
 
 A control is found by its name, as a screen reader says it. Every wait is for a condition of the page.
 """

@@ -2,7 +2,7 @@
 //
 // Output is hostile (see `vt.js`) and so is the clipboard: what is pasted cannot end the program's paste mode, and several
 // lines for a program that would run them at once are shown first. Nothing is connected again by itself: a shell that is
-// gone, or a stream that broke off, is said, and the next attempt is a button. A terminal that is left ends its shell, which
+// gone, or a stream that has no end, is said, and the next attempt is a button. A terminal that is left ends its shell, which
 // would otherwise run, and be counted, where nobody sees it.
 //
 // Drawing takes place once per frame and touches rows that changed. The rows on the page are those in view, whatever is in
@@ -247,7 +247,7 @@ class View {
   }
 }
 
-/** Says to screen readers what is new, now and then, and never more than somebody can listen to. */
+/** Says to screen readers what is new, now and then, and never more than a listener can follow. */
 class Announcer {
   constructor(screen) {
     this.screen = screen

@@ -1,6 +1,6 @@
 // Hostile text as visible text: names of files, metadata, messages of programs in a sandbox.
 //
-// Whoever controls a sandbox chooses these strings, and a page that shows them must not be made to say something else than
+// Whoever controls a sandbox chooses these strings, and a page that shows them must not be made to say anything but
 // what is there: a name that ends in a right-to-left override reads as another name, an invisible character makes two names
 // look the same, a line end draws a second row. Such characters are shown as escapes, and a backslash as two, so that no
 // two strings look alike. Nothing here makes markup: callers put the result in `textContent`.

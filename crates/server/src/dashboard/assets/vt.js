@@ -1,6 +1,6 @@
 // A terminal emulator without a page: bytes of a program go in, lines of cells come out. `terminal.js` draws them.
 //
-// It follows what programs expect of TERM=xterm-256color. The bytes are hostile: whoever wrote a file that somebody shows
+// It follows what programs expect of TERM=xterm-256color. The bytes are hostile: whoever wrote a file that another person shows
 // with `cat` chose them. Hence these rules:
 // - Work is bounded by the length of the input times the width or the height of the screen, and memory by the size of the
 //   screen and `HISTORY` lines. Parameters, strings and marks on one cell have limits; whole lines are erased lazily.

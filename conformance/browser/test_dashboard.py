@@ -142,7 +142,6 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
         browser.wait(f"{points} !== {json.dumps(first)}", 30)
 
         browser.press("Pause")
-        browser.run("control('Pause').focus()")
         browser.press("Pause")
         state(browser, "paused")
         assert api.get(f"/sandboxes/{sandbox}").json()["state"] == "paused"
@@ -250,6 +249,14 @@ def test_the_operator_sees_all_teams_and_ends_a_sandbox(browser: Dashboard, plat
     finally:
         browser.look()
         browser.sign_out()
+
+
+def test_a_sign_out_ends_the_shell_of_a_terminal(browser: Dashboard, key: str, sandbox: Sandbox) -> None:
+    browser.sign_in(key, f"/dashboard/sandboxes/{sandbox.sandbox_id}/terminal")
+    browser.wait("document.querySelector('.terminal-state')?.textContent === 'Connected.' && /[$#]$/m.test(grid())")
+    assert len(sandbox.commands.list()) == 1
+    browser.sign_out()
+    until(lambda: not sandbox.commands.list(), "the shell has ended")
 
 
 def test_a_session_that_ends_asks_for_a_sign_in_and_goes_on(browser: Dashboard, platform: Platform, key: str, api: httpx.Client) -> None:

@@ -21,6 +21,9 @@ let session = null
 // Ends what the shown page does.
 let life = null
 let isLeaving = false
+// What goes on after its page, as the end of a shell does, and needs the session.
+const endings = new Set()
+const ENDINGS_MS = 2000
 
 const main = make('main', { id: 'content', tabIndex: -1 })
 const live = liveRegion()
@@ -102,12 +105,20 @@ function began(value) {
   show()
 }
 
+function ending(promise) {
+  endings.add(promise)
+  promise.finally(() => endings.delete(promise))
+}
+
 async function signOut() {
+  life?.abort()
+  await Promise.race([Promise.all(endings), new Promise((done) => setTimeout(done, ENDINGS_MS))])
   try {
     await send('DELETE', 'session')
   } catch (error) {
     if (error.status !== 401) {
       say(`Not signed out: ${reason(error)}.`)
+      show()
       return
     }
   }
@@ -182,7 +193,7 @@ async function mounted(module, name, parts) {
   life = new AbortController()
   const { signal } = life
   // What was announced belongs to the page before.
-  const context = { session, signal, parts, go, say, title: titled }
+  const context = { session, signal, parts, go, say, ending, title: titled }
   titled(name)
   try {
     const { mount } = await import(module)

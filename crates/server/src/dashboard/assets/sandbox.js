@@ -121,7 +121,7 @@ export async function mount(root, context) {
       if (life.signal.aborted) return
       const place = make('div')
       body.append(place)
-      module.mount(place, { sandbox: id, agent: agentOf(id), signal: life.signal, headers: MARK, say: () => {} })
+      module.mount(place, { sandbox: id, agent: agentOf(id), signal: life.signal, headers: MARK, say: () => {}, ending: context.ending })
     } else if (tab === 'logs') mountLogs(body, inner)
     else if (tab === 'processes') mountProcesses(body, inner)
     else if (tab === 'ports') mountPorts(body, inner)

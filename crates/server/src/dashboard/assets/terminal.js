@@ -615,7 +615,8 @@ class Terminal {
     session.hasEnded = true
     const message = { process: { pid: session.pid }, signal: 'SIGNAL_SIGKILL' }
     // Gone already is as good.
-    call(this.context.agent, 'process.Process/SendSignal', message, { ...session.options, keepalive: true }).catch(() => {})
+    const ended = call(this.context.agent, 'process.Process/SendSignal', message, { ...session.options, keepalive: true }).catch(() => {})
+    this.context.ending?.(ended)
     session.controller.abort()
   }
 
@@ -773,7 +774,7 @@ class Terminal {
 
 /**
  * Shows a terminal in `root`, with a new shell. `context` has `sandbox`, `agent` (the address of the agent), `signal`,
- * `say(text)`, and may have `headers` for every request. The function that it returns ends the shell and removes everything.
+ * `say(text)`, and may have `headers` for every request and `ending(promise)`, which is told of a shell that is being ended. The function that it returns ends the shell and removes everything.
  */
 export function mount(root, context) {
   const terminal = new Terminal(root, context)

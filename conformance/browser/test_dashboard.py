@@ -204,7 +204,7 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
 
 def test_another_team_sees_nothing_of_it(browser: Dashboard, platform: Platform, sandbox: Sandbox, api: httpx.Client) -> None:
     name = f"secret-{uuid.uuid4().hex[:8]}"
-    api.post("/secrets", json={"name": name, "value": "v"})
+    secret = api.post("/secrets", json={"name": name, "value": "v"}).json()
     team, other = another_team(platform)
     browser.sign_in(other)
     try:
@@ -223,6 +223,7 @@ def test_another_team_sees_nothing_of_it(browser: Dashboard, platform: Platform,
         browser.shows(team)
     finally:
         browser.sign_out()
+        api.delete(f"/secrets/{secret['secretID']}")
 
 
 def test_the_operator_sees_all_teams_and_ends_a_sandbox(browser: Dashboard, platform: Platform, sandbox: Sandbox, api: httpx.Client) -> None:

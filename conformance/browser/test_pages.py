@@ -281,7 +281,7 @@ def test_answers_that_are_too_many_are_cut(shown: Dashboard) -> None:
     )
     for path, text, selector, most in (
         ("/dashboard/keys", "500 are shown", "tbody tr", 500),
-        ("/dashboard/injections", "500 are shown", "tbody tr", 500),
+        ("/dashboard/injections", "500 are shown", ".table[aria-label='Injection rules'] tbody tr", 500),
         ("/dashboard/templates", "100 shown", "tbody tr", 100),
         ("/dashboard/sandboxes", "100 shown", "tbody tr, .pair", 500),
         ("/dashboard/sandboxes/i1/logs", "lines", ".log p", 1000),

@@ -1,5 +1,10 @@
 //! Makes the entry point of the binary the one of `crates/agent/src/spawner/sys.rs`, where there is one.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "cargo says in the environment what a binary is built for"
+)]
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let of = |variable: &str| std::env::var(variable).unwrap_or_default();

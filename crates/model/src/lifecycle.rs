@@ -29,7 +29,7 @@
 //! | `pausing`, `resuming`, kept in memory | adopted as `paused` if they are stopped, and as `running` if not: what the kernel does decides | as `paused` |
 //! | `pausing`, kept on disk | adopted as `running`: they were not ended | as `paused` |
 //! | `resuming`, kept on disk | ended: no client knows what they have done | as `paused` |
-//! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted. As `paused` where an image of it is complete: its processes were written to disk after they had been stopped |
+//! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted. As `paused` where a checkpoint of it is complete: its processes were written to disk after they had been stopped |
 //! | `paused`, kept on disk | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `gone` | removed | removed |
 
@@ -63,22 +63,23 @@ pub enum State {
 pub enum Kept {
     /// Its processes, stopped where they are, in the memory of the host. A restart of the host ends them.
     Memory,
-    /// Its disk, and an image of its processes beside it.
-    Image,
+    /// Its disk, and a checkpoint beside it: its processes, written to disk. Rows, messages and clients call it `image`.
+    #[serde(rename = "image")]
+    Checkpoint,
     /// Its disk.
     Filesystem,
 }
 
 impl Kept {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Memory, Self::Image, Self::Filesystem];
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Checkpoint, Self::Filesystem];
 
     /// The name in database columns and for clients.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
-            Self::Image => "image",
+            Self::Checkpoint => "image",
             Self::Filesystem => "filesystem",
         }
     }
@@ -284,6 +285,15 @@ mod tests {
         for word in ["", "Running", "ended", "Memory"] {
             assert_eq!(State::from_column(word), None);
             assert_eq!(Kept::from_column(word), None);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_has_the_names_that_earlier_versions_wrote() {
+        for (kept, name) in [(Kept::Memory, "memory"), (Kept::Checkpoint, "image"), (Kept::Filesystem, "filesystem")] {
+            assert_eq!(kept.as_str(), name);
+            assert_eq!(serde_json::to_value(kept).unwrap(), name);
+            assert_eq!(serde_json::from_value::<Kept>(name.into()).unwrap(), kept);
         }
     }
 

@@ -267,7 +267,7 @@ impl Server {
             clock: clock.clone(),
             work: work.clone(),
             stopping: stop.clone(),
-            image_deadline: CancellationToken::new(),
+            checkpoint_deadline: CancellationToken::new(),
         });
         let readers = Arc::new(Readers::new());
         let api = ApiState::new(Services {
@@ -336,7 +336,7 @@ impl Server {
             work,
             keep_at_shutdown: pause
                 .at_shutdown
-                .then(|| (Arc::clone(&sandboxes), pause.images_at_shutdown_within)),
+                .then(|| (Arc::clone(&sandboxes), pause.checkpoints_at_shutdown_within)),
             connections: TaskTracker::new(),
             streams,
             background: TaskTracker::new(),
@@ -464,8 +464,8 @@ impl Server {
         let begun = async {
             self.gateway.requests.close();
             self.gateway.requests.wait().await;
-            if let Some((sandboxes, images_within)) = &self.keep_at_shutdown {
-                sandboxes.keep_all(*images_within).await;
+            if let Some((sandboxes, checkpoints_within)) = &self.keep_at_shutdown {
+                sandboxes.keep_all(*checkpoints_within).await;
             }
             self.work.close();
             self.work.wait().await;

@@ -117,7 +117,7 @@ pub struct PauseSettings {
     /// Whether running sandboxes are paused when the server is stopped, and kept on disk like those that are paused in memory.
     pub at_shutdown: bool,
     /// How long processes are written to disk then; of sandboxes for which it is too short, the files are kept.
-    pub images_at_shutdown_within: Duration,
+    pub checkpoints_at_shutdown_within: Duration,
     /// Whether the node is asked to write the processes of paused sandboxes to disk. What it cannot write stays in memory.
     pub processes_on_disk: bool,
     /// When a pause is answered that writes processes to disk.

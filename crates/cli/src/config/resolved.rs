@@ -22,7 +22,7 @@ use crate::master_key::KeySource;
 use crate::tls::Https;
 
 /// How long processes are written to disk when the platform is stopped. It has 75 s in all, of which files alone need the rest.
-const IMAGES_AT_SHUTDOWN_WITHIN: Duration = Duration::from_secs(45);
+const CHECKPOINTS_AT_SHUTDOWN_WITHIN: Duration = Duration::from_secs(45);
 
 /// Sandboxes of `base` that are kept ready unless the operator says how many, and the memory that a host must have for it,
 /// in bytes. They take 2 MiB each, which is little, but on a small host nothing is taken without being asked for.
@@ -141,7 +141,7 @@ impl Config {
                 ..PoolSettings::default()
             },
             pause: PauseSettings {
-                images_at_shutdown_within: IMAGES_AT_SHUTDOWN_WITHIN,
+                checkpoints_at_shutdown_within: CHECKPOINTS_AT_SHUTDOWN_WITHIN,
                 ..PauseSettings::default()
             },
             webhooks: WebhookSettings::default(),

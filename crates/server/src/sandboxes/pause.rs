@@ -254,7 +254,7 @@ impl Sandboxes {
             biased;
             paused = &mut pausing => return paused,
             () = turn.pause_cancelled() => {}
-            () = self.image_deadline.cancelled(), if keep == Kept::Image => {
+            () = self.checkpoint_deadline.cancelled(), if keep == Kept::Checkpoint => {
                 cancel.cancel();
                 return pausing.await;
             }
@@ -274,7 +274,7 @@ impl Sandboxes {
         } = request;
         let is_written_next = keep == Kept::Memory && self.writes_later();
         let keep = match keep {
-            Kept::Memory if self.defaults.processes_on_disk && !is_written_next => Kept::Image,
+            Kept::Memory if self.defaults.processes_on_disk && !is_written_next => Kept::Checkpoint,
             keep => keep,
         };
         let id = &turn.id;
@@ -483,7 +483,7 @@ impl Sandboxes {
 pub(super) fn bound(kept: Kept) -> Duration {
     match kept {
         Kept::Memory => NODE_TIMEOUT,
-        Kept::Image | Kept::Filesystem => DISK_TIMEOUT,
+        Kept::Checkpoint | Kept::Filesystem => DISK_TIMEOUT,
     }
 }
 

@@ -135,7 +135,13 @@ impl Sandboxes {
         }
         self.settle(turn).await?;
         let counted = turn.counted();
-        let restores = matches!(counted, CountedAs::Paused { keep: Kept::Image, .. }) && !request.discards_processes;
+        let restores = matches!(
+            counted,
+            CountedAs::Paused {
+                keep: Kept::Checkpoint,
+                ..
+            }
+        ) && !request.discards_processes;
         if restores {
             // Also those that have waited for an attempt which has failed since.
             turn.check_attempt(Attempt::Restore, self.clock.now_us())?;
@@ -323,7 +329,7 @@ impl Sandboxes {
         let kept = row.kept.unwrap_or(Kept::Filesystem);
         let restart = match kept {
             Kept::Memory => None,
-            Kept::Image | Kept::Filesystem => Some(self.restart_of(row).await?),
+            Kept::Checkpoint | Kept::Filesystem => Some(self.restart_of(row).await?),
         };
         let request = ResumeSandbox {
             id: row.id.clone(),
@@ -433,7 +439,7 @@ fn follow_node(row: SandboxRow, counted: CountedAs) -> SandboxRow {
         (
             Some(Kept::Memory),
             CountedAs::Paused {
-                keep: keep @ Kept::Image,
+                keep: keep @ Kept::Checkpoint,
                 ..
             },
         ) => SandboxRow {

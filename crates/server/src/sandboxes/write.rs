@@ -42,7 +42,7 @@ impl Sandboxes {
         self.work.spawn(async move {
             // Also when the server is being stopped, for as long as it waits for work: the host may be stopped next.
             if let Ok(_turn) = sandboxes.writes.acquire().await {
-                sandboxes.write_to_disk(&entry, Kept::Image).await;
+                sandboxes.write_to_disk(&entry, Kept::Checkpoint).await;
             }
         });
     }
@@ -78,7 +78,7 @@ impl Sandboxes {
                 cancel.cancel();
                 pausing.await
             }
-            () = self.image_deadline.cancelled(), if keep == Kept::Image => {
+            () = self.checkpoint_deadline.cancelled(), if keep == Kept::Checkpoint => {
                 cancel.cancel();
                 pausing.await
             }

@@ -53,7 +53,7 @@ use crate::settings::ServerSettings;
 use crate::signature::Signatures;
 use crate::space;
 use crate::webhooks::Webhooks;
-use crate::webhooks::deliver::Deliverer;
+use crate::webhooks::deliver::{Deliverer, DelivererServices};
 use crate::webhooks::receiver::ReceiverRules;
 
 /// How long API requests and the work that they started may take to finish once the server is stopped.
@@ -192,9 +192,14 @@ impl Server {
             hooks.per_team,
         );
         let deliverer = Arc::new(Deliverer::new(
-            (store.clone(), rows.node().clone()),
-            (sealer.clone(), clock.clone()),
-            (Arc::clone(&records), Arc::clone(&metrics)),
+            DelivererServices {
+                store: store.clone(),
+                node: rows.node().clone(),
+                sealer: sealer.clone(),
+                clock: clock.clone(),
+                records: Arc::clone(&records),
+                metrics: Arc::clone(&metrics),
+            },
             receivers,
             hooks,
         ));

@@ -133,10 +133,10 @@ pub struct IllegalTransition {
 pub enum Recovery {
     /// Adopts a sandbox that runs, and removes any other.
     Adopt,
-    /// Keeps the sandbox paused, as its [`Kept`] says.
-    Keep,
+    /// Keeps the sandbox paused, with what is kept of it.
+    Keep(Kept),
     /// Adopts the sandbox in the state in which its processes are, otherwise as [`Self::Keep`].
-    AdoptOrKeep,
+    AdoptOrKeep(Kept),
     /// Removes the sandbox.
     Remove,
 }
@@ -213,13 +213,15 @@ impl State {
         }
     }
 
-    /// What a start of the platform does with a sandbox whose row is in this state.
+    /// What a start of the platform does with a sandbox whose row is in this state, and has this as what is kept of it.
     #[must_use]
-    pub fn recovery(self) -> Recovery {
+    pub fn recovery(self, kept: Kept) -> Recovery {
         match self {
             Self::Running => Recovery::Adopt,
-            Self::Paused => Recovery::Keep,
-            Self::Pausing | Self::Resuming => Recovery::AdoptOrKeep,
+            Self::Paused => Recovery::Keep(kept),
+            // What was started anew on its disk has not got all that a client was told of it.
+            Self::Resuming if kept == Kept::Filesystem => Recovery::Keep(kept),
+            Self::Pausing | Self::Resuming => Recovery::AdoptOrKeep(kept),
             Self::Creating | Self::Stopping | Self::Gone => Recovery::Remove,
         }
     }
@@ -290,7 +292,11 @@ mod tests {
 
     #[test]
     fn what_is_kept_has_the_names_that_earlier_versions_wrote() {
-        for (kept, name) in [(Kept::Memory, "memory"), (Kept::Checkpoint, "image"), (Kept::Filesystem, "filesystem")] {
+        for (kept, name) in [
+            (Kept::Memory, "memory"),
+            (Kept::Checkpoint, "image"),
+            (Kept::Filesystem, "filesystem"),
+        ] {
             assert_eq!(kept.as_str(), name);
             assert_eq!(serde_json::to_value(kept).unwrap(), name);
             assert_eq!(serde_json::from_value::<Kept>(name.into()).unwrap(), kept);
@@ -300,18 +306,24 @@ mod tests {
     #[test]
     fn recovery_of_every_state() {
         use State::*;
-        let table = [
-            (Creating, Recovery::Remove),
-            (Running, Recovery::Adopt),
-            (Pausing, Recovery::AdoptOrKeep),
-            (Paused, Recovery::Keep),
-            (Resuming, Recovery::AdoptOrKeep),
-            (Stopping, Recovery::Remove),
-            (Gone, Recovery::Remove),
-        ];
-        assert_eq!(table.map(|(state, _)| state), State::ALL);
-        for (state, want) in table {
-            assert_eq!(state.recovery(), want, "{state:?}");
+        for kept in Kept::ALL {
+            let resuming = match kept {
+                Kept::Memory | Kept::Checkpoint => Recovery::AdoptOrKeep(kept),
+                Kept::Filesystem => Recovery::Keep(kept),
+            };
+            let table = [
+                (Creating, Recovery::Remove),
+                (Running, Recovery::Adopt),
+                (Pausing, Recovery::AdoptOrKeep(kept)),
+                (Paused, Recovery::Keep(kept)),
+                (Resuming, resuming),
+                (Stopping, Recovery::Remove),
+                (Gone, Recovery::Remove),
+            ];
+            assert_eq!(table.map(|(state, _)| state), State::ALL);
+            for (state, want) in table {
+                assert_eq!(state.recovery(kept), want, "{state:?} {kept:?}");
+            }
         }
     }
 }

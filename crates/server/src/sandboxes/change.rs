@@ -13,7 +13,7 @@ pub(crate) enum ChangeError {
     Store(#[from] StoreError),
     #[error("the sandbox is being ended")]
     Stopping,
-    /// It is being paused or resumed; the text is the verb.
+    /// It is being paused, resumed or copied; the text is the verb.
     #[error("the sandbox is being {0}")]
     Changing(&'static str),
     #[error("the sandbox is gone")]
@@ -35,6 +35,7 @@ impl From<Refusal> for ChangeError {
             Refusal::Stopping => Self::Stopping,
             Refusal::Pausing => Self::Changing("paused"),
             Refusal::Resuming => Self::Changing("resumed"),
+            Refusal::InSnapshot => Self::Changing("copied"),
             Refusal::Running | Refusal::Paused | Refusal::Gone => Self::Gone,
         }
     }

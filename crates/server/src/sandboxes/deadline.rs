@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::State;
 use model::lifecycle::command::{AtDeadline, Command, Deadlines};
 use store::Change;
 use store::sandboxes::SandboxRow;
@@ -10,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::change::ChangeError;
-use super::entry::SandboxEntry;
+use super::entry::{SandboxEntry, Turn};
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
@@ -58,18 +57,27 @@ impl Sandboxes {
                 .log_event(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }
         turn.update(row.version, row.end_us);
-        if row.end_us <= self.clock.now_us() {
-            if entry.lifecycle().auto_pause {
-                // As soon as this task has given up its turn.
-                self.deadlines.set(&row.id, row.end_us);
-            } else {
-                // Gone for every request after this one, without waiting for the deadline task.
+        match self.at_deadline(&turn) {
+            // It has the turn of this task at the earliest.
+            AtDeadline::Nothing | AtDeadline::Pause => self.deadlines.set(&row.id, row.end_us),
+            // Gone for every request after this one, without waiting for the deadline task.
+            AtDeadline::Expire => {
                 self.begin_stop(entry, EndReason::Expired);
             }
-        } else if entry.state() == State::Running {
-            self.deadlines.set(&row.id, row.end_us);
+            // It runs, or is ending.
+            AtDeadline::EndRetention => {}
         }
         Ok(row)
+    }
+
+    /// What is done with a sandbox now because of its deadline.
+    fn at_deadline(&self, turn: &Turn<'_>) -> AtDeadline {
+        let now_us = self.clock.now_us();
+        turn.state().at_deadline(Deadlines {
+            is_due: turn.end_us() <= now_us,
+            pauses: turn.lifecycle().auto_pause,
+            is_retention_over: turn.retained_until_us().is_some_and(|until_us| until_us <= now_us),
+        })
     }
 
     /// Ends sandboxes at their deadlines until `stop` is cancelled.
@@ -92,13 +100,7 @@ impl Sandboxes {
         // An extension in progress wins: it has its turn, and its client is about to get a success response. So do a
         // pause, after which there is no deadline, and a resume, after which there is another one.
         let turn = entry.turn().await;
-        let now_us = self.clock.now_us();
-        let deadlines = Deadlines {
-            is_due: turn.end_us() <= now_us,
-            pauses: turn.lifecycle().auto_pause,
-            is_retention_over: turn.retained_until_us().is_some_and(|until_us| until_us <= now_us),
-        };
-        match turn.state().at_deadline(deadlines) {
+        match self.at_deadline(&turn) {
             AtDeadline::Nothing => {}
             AtDeadline::Pause => {
                 drop(turn);

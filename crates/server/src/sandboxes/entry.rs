@@ -17,7 +17,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use model::id::{SandboxId, TeamId};
-use model::lifecycle::command::{Arrival, AtTurn, Command, Refusal};
+use model::lifecycle::command::{Arrival, AtTurn, Command, Passage, Refusal, Wakes};
 use model::lifecycle::{Kept, State, Transition};
 use model::sandbox::LifecycleSpec;
 use proxy::ingress::Access;
@@ -161,6 +161,19 @@ impl Current {
     fn apply(&mut self, transition: Transition) -> Option<State> {
         self.state = self.state.next(transition).ok()?;
         Some(self.state)
+    }
+
+    /// What becomes of traffic to it.
+    fn passage(&self) -> Passage {
+        self.state.traffic(Wakes {
+            on_traffic: self.lifecycle.auto_resume,
+            paused_for_files: self.lifecycle.paused_for_files,
+        })
+    }
+
+    fn is_in_memory(&self) -> bool {
+        let is_kept = matches!(self.counted, CountedAs::Paused { keep: Kept::Memory, .. });
+        is_kept && self.state == State::Paused
     }
 
     fn backoff(&mut self, attempt: Attempt) -> &mut BackOff {
@@ -319,10 +332,17 @@ impl SandboxEntry {
         })
     }
 
-    /// The only snapshot of it; none while another one is being made.
-    pub(crate) fn begin_snapshot(&self) -> Option<OnlySnapshot<'_>> {
-        let is_only = self.change(|current| !std::mem::replace(&mut current.is_in_snapshot, true));
-        is_only.then(|| OnlySnapshot(self))
+    /// The only snapshot of it, unless that is refused.
+    pub(crate) fn begin_snapshot(&self) -> Result<OnlySnapshot<'_>, Refusal> {
+        self.change(|current| {
+            let is_other_made = current.is_in_snapshot;
+            if let Arrival::Refuse(why) = current.state.arrival(Command::Snapshot { is_other_made }) {
+                return Err(why);
+            }
+            current.is_in_snapshot = true;
+            Ok(())
+        })?;
+        Ok(OnlySnapshot(self))
     }
 
     /// Waits until no snapshot of it is being made.
@@ -372,9 +392,7 @@ impl SandboxEntry {
 
     /// Whether it is paused, and kept in memory.
     pub(crate) fn is_in_memory(&self) -> bool {
-        let current = self.current.borrow();
-        let is_kept = matches!(current.counted, CountedAs::Paused { keep: Kept::Memory, .. });
-        is_kept && current.state == State::Paused
+        self.current.borrow().is_in_memory()
     }
 
     /// Whether it has a place on the host.
@@ -406,7 +424,7 @@ impl SandboxEntry {
     /// What its traffic requires; none unless it runs.
     pub(super) fn access(&self) -> Option<Arc<Access>> {
         let current = self.current.borrow();
-        (current.state == State::Running).then(|| Arc::clone(&current.traffic))
+        (current.passage() == Passage::Pass).then(|| Arc::clone(&current.traffic))
     }
 
     /// What traffic requires that resumes it, and whether its agent requires a token.
@@ -416,13 +434,7 @@ impl SandboxEntry {
 
     /// Whether it is paused, or between that and running, and traffic resumes it.
     pub(super) fn is_asleep(&self) -> bool {
-        let current = self.current.borrow();
-        let is_woken = match current.state {
-            State::Pausing | State::Paused => !current.lifecycle.paused_for_files,
-            State::Resuming => true,
-            State::Creating | State::Running | State::Stopping | State::Gone => false,
-        };
-        is_woken && current.lifecycle.auto_resume
+        self.current.borrow().passage() == Passage::Wake
     }
 
     /// Cuts its streams: they are aborted, not closed properly.
@@ -436,9 +448,13 @@ impl SandboxEntry {
         self.until(|current| current.is_pause_cancelled).await;
     }
 
-    /// Whether a command keeps it from being written to disk.
-    pub(crate) fn is_interrupted(&self) -> bool {
-        self.current.borrow().interruptions > 0
+    /// Writing it to disk, as it is now.
+    pub(crate) fn writing(&self) -> Command {
+        let current = self.current.borrow();
+        Command::Write {
+            is_in_memory: current.is_in_memory(),
+            is_interrupted: current.interruptions > 0,
+        }
     }
 
     /// Waits until a command keeps it from being written to disk.

@@ -90,7 +90,7 @@ impl From<Refusal> for PauseError {
             Refusal::Paused => Self::Paused,
             Refusal::Resuming => Self::Starting,
             Refusal::Stopping => Self::Stopping,
-            Refusal::Pausing | Refusal::Gone => Self::Gone,
+            Refusal::Pausing | Refusal::InSnapshot | Refusal::Gone => Self::Gone,
         }
     }
 }
@@ -114,21 +114,21 @@ impl Sandboxes {
         request: PauseRequest,
     ) -> Result<(), PauseError> {
         let reason = request.reason;
-        let (arrived, arrival) = entry.arrive(Command::Pause);
+        let (arrived, arrival) = entry.arrive(pausing(reason, true));
         if let Arrival::Refuse(why) = arrival {
             return Err(why.into());
         }
         let (sandboxes, entry_of_task) = (Arc::clone(self), Arc::clone(entry));
-        let pausing = async move {
-            let turn = entry_of_task.turn_of(Command::Pause).await;
-            match turn.decide(Command::Pause, arrived) {
-                AtTurn::Run if reason == PauseReason::Timeout && turn.end_us() > sandboxes.clock.now_us() => Ok(()),
+        let task = async move {
+            let turn = entry_of_task.turn().await;
+            let is_due = turn.end_us() <= sandboxes.clock.now_us();
+            match turn.decide(pausing(reason, is_due), arrived) {
                 AtTurn::Run => sandboxes.pause_in_turn(&turn, request).await,
                 AtTurn::Join => Ok(()),
                 AtTurn::Refuse(why) => Err(why.into()),
             }
         };
-        self.on_task(entry, pausing).await
+        self.on_task(entry, task).await
     }
 
     /// Pauses a sandbox if its agent responds.
@@ -476,6 +476,15 @@ impl Sandboxes {
     fn end_at_deadline(self: &Arc<Self>, entry: &Arc<SandboxEntry>, why: &'static str) {
         self.records.log_event(&entry.id, &LifecycleEvent::NotPaused(why));
         self.begin_stop(entry, EndReason::Expired);
+    }
+}
+
+/// The command that pauses a sandbox for this reason, when its deadline has passed, or not.
+fn pausing(reason: PauseReason, is_due: bool) -> Command {
+    if reason == PauseReason::Timeout {
+        Command::PauseAtDeadline { is_due }
+    } else {
+        Command::Pause
     }
 }
 

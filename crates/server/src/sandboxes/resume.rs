@@ -81,6 +81,8 @@ impl Sandboxes {
         let resuming = async move {
             let entry = entry_of_task;
             let turn = entry.turn_of(command).await;
+            // It may have been paused since.
+            let command = Command::Resume(sandboxes.resume_of(&turn, request));
             match turn.decide(command, arrived) {
                 AtTurn::Run => {
                     let changes = sandboxes.injections.changes();
@@ -96,7 +98,12 @@ impl Sandboxes {
                     resumed.map(Some)
                 }
                 AtTurn::Join => Ok(None),
-                AtTurn::Refuse(why) => Err(why.into()),
+                AtTurn::Refuse(why) => {
+                    drop(turn);
+                    // It has interrupted that.
+                    sandboxes.write_later(&entry);
+                    Err(why.into())
+                }
             }
         };
         match self.on_task(entry, resuming).await? {
@@ -113,13 +120,15 @@ impl Sandboxes {
     /// wants what only a resume does.
     fn resume_of(&self, entry: &SandboxEntry, request: ResumeRequest) -> Resume {
         let end_us = self.clock.now_us() + i64::from(request.timeout_s) * SECOND_US;
+        let lifecycle = entry.lifecycle();
         Resume {
             discards_processes: request.discards_processes,
             // It would be paused at the end of its lifetime again, which a resume begins anew.
             may_go_on: end_us <= entry.max_end_us()
                 && request
                     .auto_pause
-                    .is_none_or(|auto_pause| auto_pause == entry.lifecycle().auto_pause),
+                    .is_none_or(|auto_pause| auto_pause == lifecycle.auto_pause),
+            is_unwanted: request.reason == ResumeReason::Traffic && lifecycle.paused_for_files,
         }
     }
 
@@ -129,10 +138,6 @@ impl Sandboxes {
         request: ResumeRequest,
     ) -> Result<Connected, PauseError> {
         let id = &turn.id;
-        if request.reason == ResumeReason::Traffic && turn.lifecycle().paused_for_files {
-            // It was paused since the request came.
-            return Err(PauseError::Gone);
-        }
         self.settle(turn).await?;
         let counted = turn.counted();
         let restores = matches!(

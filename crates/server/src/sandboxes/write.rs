@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use model::lifecycle::Kept;
-use model::lifecycle::command::Command;
+use model::lifecycle::command::AtTurn;
 use protocol::node::NodeError;
 use tokio_util::sync::CancellationToken;
 
@@ -50,9 +50,10 @@ impl Sandboxes {
     /// Moves a sandbox that is paused in memory to disk, with its processes or its files alone.
     pub(super) async fn write_to_disk(self: &Arc<Self>, entry: &Arc<SandboxEntry>, keep: Kept) {
         let id = &entry.id;
-        let turn = entry.turn_of(Command::Write).await;
-        if turn.check(Command::Write).is_err() || !turn.is_in_memory() || turn.is_interrupted() {
-            return;
+        let turn = entry.turn().await;
+        match turn.decide(turn.writing(), turn.state()) {
+            AtTurn::Run => {}
+            AtTurn::Join | AtTurn::Refuse(_) => return,
         }
         let row = match self.store.sandbox_by_id(id).await {
             Ok(Some(row)) => row,

@@ -65,7 +65,8 @@ impl Sandboxes {
                 let entry = self.register(&row, admission, injections.get(&row.id));
                 if row.state == State::Paused {
                     self.records.stop_sampling(&row.id);
-                    self.retain(&entry, row.paused_us.unwrap_or_else(|| self.clock.now_us()));
+                    let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
+                    self.retain(&entry.turn().await, paused_us);
                 } else {
                     self.records.start_sampling(&row);
                     self.deadlines.set(&row.id, row.end_us);

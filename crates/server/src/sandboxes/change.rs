@@ -4,6 +4,7 @@ use model::lifecycle::command::Refusal;
 use protocol::node::NodeError;
 use store::error::StoreError;
 
+use super::entry::NotChanged;
 use crate::seal::SealError;
 
 /// Why a running sandbox was not changed.
@@ -27,6 +28,16 @@ pub(crate) enum ChangeError {
     Seal(#[from] SealError),
     #[error("the task panicked or was cancelled")]
     TaskFailed,
+}
+
+impl From<NotChanged> for ChangeError {
+    fn from(why: NotChanged) -> Self {
+        match why {
+            NotChanged::Stale => Self::Stopping,
+            NotChanged::Missing => Self::Gone,
+            NotChanged::Store(error) => Self::Store(error),
+        }
+    }
 }
 
 impl From<Refusal> for ChangeError {

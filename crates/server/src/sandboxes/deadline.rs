@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use model::lifecycle::command::{AtDeadline, Command, Deadlines};
-use store::Change;
 use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 
@@ -47,16 +46,12 @@ impl Sandboxes {
             Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await,
             Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await,
         };
-        let row = match turn.noted(change)? {
-            Change::Applied(row) => row,
-            Change::Stale => return Err(ChangeError::Stopping),
-            Change::Missing => return Err(ChangeError::Gone),
-        };
-        if row.end_us != entry.end_us() {
+        let before_us = turn.end_us();
+        let row = turn.changed(change)?;
+        if row.end_us != before_us {
             self.records
                 .log_event(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }
-        turn.update(row.version, row.end_us);
         match self.at_deadline(&turn) {
             // It has the turn of this task at the earliest.
             AtDeadline::Nothing | AtDeadline::Pause => self.deadlines.set(&row.id, row.end_us),

@@ -6,6 +6,9 @@
 //! a turn, because they must not wait for what is under way: a sandbox begins to end, and the node reports that nothing of
 //! it runs any more. A create request needs none, because nothing else knows its sandbox.
 //!
+//! The version of the row is known here alone. Each outcome of a change of the row goes through [`Turn::changed`], which takes
+//! over the version, or notes that the row is in doubt.
+//!
 //! Readers never wait for a turn. All that changes is one value with one lock, which is also what can be waited for: the
 //! outcome of an end, the cancellation of a pause, the interruption of a write.
 //!
@@ -22,6 +25,7 @@ use model::lifecycle::{Kept, State, Transition};
 use model::sandbox::LifecycleSpec;
 use proxy::ingress::Access;
 use secrecy::SecretString;
+use store::Change;
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 use tokio::sync::{MutexGuard, watch};
@@ -140,6 +144,17 @@ pub(crate) enum StopOutcome {
     Gone,
     /// The node or the database failed; it will be retried.
     Failed,
+}
+
+/// Why a row was not changed.
+#[derive(Debug)]
+pub(crate) enum NotChanged {
+    /// Another start has changed the row, or its state does not allow the change.
+    Stale,
+    /// There is no row any more.
+    Missing,
+    /// The database failed. It may have made the change nevertheless: the row is in doubt.
+    Store(StoreError),
 }
 
 /// The turn of a command: nothing else changes the sandbox until it is dropped, except that it may begin to end.
@@ -380,11 +395,6 @@ impl SandboxEntry {
         self.current.borrow().retained_until_us
     }
 
-    /// Sets until when it is kept while it is paused, in microseconds since the Unix epoch.
-    pub(crate) fn set_retained_until(&self, until_us: i64) {
-        self.change(|current| current.retained_until_us = Some(until_us));
-    }
-
     /// As what it counts in the quota of its team.
     pub(crate) fn counted(&self) -> CountedAs {
         self.current.borrow().counted
@@ -526,18 +536,38 @@ impl Turn<'_> {
         })
     }
 
-    /// Takes over the version and the deadline of a changed row.
-    pub(crate) fn update(&self, version: i64, end_us: i64) {
+    /// Takes over the outcome of a change of the row, and passes it on.
+    pub(crate) fn changed(&self, outcome: Result<Change<SandboxRow>, StoreError>) -> Result<SandboxRow, NotChanged> {
+        match outcome {
+            Ok(Change::Applied(row)) => {
+                self.read(&row);
+                Ok(row)
+            }
+            Ok(Change::Stale) => Err(NotChanged::Stale),
+            Ok(Change::Missing) => Err(NotChanged::Missing),
+            Err(error) => {
+                self.entry.change(|current| current.is_row_in_doubt = true);
+                Err(NotChanged::Store(error))
+            }
+        }
+    }
+
+    /// Takes over the version and the deadline of the row, which was read.
+    pub(crate) fn read(&self, row: &SandboxRow) {
         self.entry.change(|current| {
-            current.version = version;
-            current.end_us = end_us;
+            current.version = row.version;
+            current.end_us = row.end_us;
         });
     }
 
-    /// Takes over a row with which a new run begins.
+    /// Notes that the row is as it is known: it is in doubt no more.
+    pub(crate) fn settled(&self) {
+        self.entry.change(|current| current.is_row_in_doubt = false);
+    }
+
+    /// Takes over the times and the lifecycle settings of a row with which a new run begins.
     pub(crate) fn follow(&self, row: &SandboxRow) {
         self.entry.change(|current| {
-            current.version = row.version;
             current.end_us = row.end_us;
             current.max_end_us = row.max_end_us;
             current.lifecycle = lifecycle_of(row);
@@ -574,14 +604,9 @@ impl Turn<'_> {
         self.entry.change(|current| current.is_policy_pending = is_pending);
     }
 
-    /// Passes on the outcome of a change of its row, which is in doubt if that failed.
-    pub(crate) fn noted<T>(&self, changed: Result<T, StoreError>) -> Result<T, StoreError> {
-        changed.inspect_err(|_| self.set_row_in_doubt(true))
-    }
-
-    /// Notes whether its row may have been changed although the database failed.
-    pub(crate) fn set_row_in_doubt(&self, is_in_doubt: bool) {
-        self.entry.change(|current| current.is_row_in_doubt = is_in_doubt);
+    /// Sets until when it is kept while it is paused, in microseconds since the Unix epoch.
+    pub(crate) fn set_retained_until(&self, until_us: i64) {
+        self.entry.change(|current| current.retained_until_us = Some(until_us));
     }
 
     /// Notes the saved injection rules that it refers to.

@@ -7,7 +7,6 @@ use model::lifecycle::{Kept, Transition};
 use model::network::EgressPolicy;
 use model::sandbox::LifecycleSpec;
 use protocol::node::{NodeError, ResumeSandbox, Stage};
-use store::Change;
 use store::error::StoreError;
 use store::sandboxes::{Pause, Resumption, SandboxRow};
 use tokio_util::sync::CancellationToken;
@@ -16,7 +15,7 @@ use super::Sandboxes;
 use super::change::ChangeError;
 use super::create::known_version;
 use super::deadline::Deadline;
-use super::entry::{Attempt, CountedAs, SandboxEntry, Turn};
+use super::entry::{Attempt, CountedAs, NotChanged, SandboxEntry, Turn};
 use super::lifecycle::to_json;
 use super::pause::{PauseError, bound, within};
 use super::unrecorded::Unrecorded;
@@ -164,18 +163,14 @@ impl Sandboxes {
             && let Err(error) = self.discard_processes(turn).await
         {
             self.keep_paused(turn, counted);
-            if matches!(error, PauseError::Store(_)) {
-                self.doubt(turn);
-            }
+            self.doubt(turn);
             return Err(error);
         }
         let row = match self.begin_resume(turn, request).await {
             Ok(row) => follow_node(row, counted),
             Err(error) => {
                 self.keep_paused(turn, counted);
-                if matches!(error, PauseError::Store(_)) {
-                    self.doubt(turn);
-                }
+                self.doubt(turn);
                 return Err(error);
             }
         };
@@ -191,7 +186,7 @@ impl Sandboxes {
                     paused_us: row.paused_us.unwrap_or_else(|| self.clock.now_us()),
                     resume_error: Some(reason_of(&error).to_owned()),
                 };
-                self.record(turn, row.version, paused).await;
+                self.record(turn, paused).await;
                 self.records
                     .log_event(id, &LifecycleEvent::NotResumed(reason_of(&error)));
                 self.keep_paused(turn, counted);
@@ -209,7 +204,7 @@ impl Sandboxes {
                 .as_deref()
                 .map(|version| known_version(version).to_owned()),
         };
-        let recorded = self.record(turn, row.version, running).await;
+        let recorded = self.record(turn, running).await;
         // It runs, whether or not that can be recorded now.
         let row = recorded.unwrap_or(SandboxRow {
             started_us: now_us,
@@ -268,21 +263,17 @@ impl Sandboxes {
         // First, so that after a crash nobody looks for processes that were ended.
         let change = self
             .rows
-            .sandbox_paused(&row.id, turn.version(), pause(Kept::Filesystem))
-            .await?;
-        let Change::Applied(given_up) = change else {
-            return Err(PauseError::Gone);
-        };
-        turn.update(given_up.version, given_up.end_us);
+            .sandbox_paused(&row.id, turn.version(), pause(Kept::Filesystem));
+        turn.changed(change.await)?;
         let ended = self.pause_on_node(&row.id, Kept::Filesystem, false, CancellationToken::new());
         let Err(error) = ended.await else {
             return Ok(());
         };
         tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot end the processes of a paused sandbox");
         let kept = row.kept.unwrap_or(Kept::Filesystem);
-        let change = self.rows.sandbox_paused(&row.id, given_up.version, pause(kept)).await?;
-        if let Change::Applied(row) = change {
-            turn.update(row.version, row.end_us);
+        let change = self.rows.sandbox_paused(&row.id, turn.version(), pause(kept));
+        if let Err(NotChanged::Store(error)) = turn.changed(change.await) {
+            return Err(error.into());
         }
         Err(match error {
             NodeError::NotFound(_) => PauseError::Gone,
@@ -306,17 +297,8 @@ impl Sandboxes {
             execution_id: uuid::Uuid::new_v4().to_string(),
             lifecycle_json: to_json(lifecycle),
         };
-        match self
-            .rows
-            .sandbox_resuming(&turn.id, turn.version(), &resumption)
-            .await?
-        {
-            Change::Applied(row) => {
-                turn.update(row.version, row.end_us);
-                Ok(row)
-            }
-            Change::Stale | Change::Missing => Err(PauseError::Gone),
-        }
+        let change = self.rows.sandbox_resuming(&turn.id, turn.version(), &resumption);
+        Ok(turn.changed(change.await)?)
     }
 
     /// Undoes the beginning of a resume.

@@ -91,8 +91,7 @@ impl Sandboxes {
             Ok(paused) => {
                 let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
                 let (kept, disk_bytes) = (paused.kept.as_str(), paused.disk_bytes);
-                self.finish_pause(&turn, turn.version(), paused, paused_us, row.resume_error)
-                    .await;
+                self.finish_pause(&turn, paused, paused_us, row.resume_error).await;
                 tracing::info!(sandbox.id = %id, kept, disk_bytes, "a paused sandbox is on disk");
             }
             // Who resumes it goes on from here; that of one that has ended is reported.

@@ -21,7 +21,7 @@
 //! | resume, connect | refuse | join | refuse | run; refuse if traffic asks and the files are wanted | refuse | refuse | refuse |
 //! | stop | refuse | refuse | refuse | refuse | refuse | run | refuse |
 //! | change, fork, snapshot | refuse | run | refuse | refuse | refuse | refuse | refuse |
-//! | write | refuse | refuse | refuse | run; join if nothing is in memory, or somebody waits | refuse | refuse | refuse |
+//! | write | refuse | refuse | refuse | run; join if nothing is in memory, or a command waits | refuse | refuse | refuse |
 //! | exit | join | run | join | run | join | join | join |
 //!
 //! No command has its turn in `pausing` or `resuming`, except after a panic, before that is repaired: the sandbox is in one

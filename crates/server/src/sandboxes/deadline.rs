@@ -53,7 +53,7 @@ impl Sandboxes {
                 .log_event(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }
         match self.at_deadline(&turn) {
-            // It has the turn of this task at the earliest.
+            // Not before this task has given up its turn.
             AtDeadline::Nothing | AtDeadline::Pause => self.deadlines.set(&row.id, row.end_us),
             // Gone for every request after this one, without waiting for the deadline task.
             AtDeadline::Expire => {

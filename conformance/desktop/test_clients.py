@@ -1,7 +1,6 @@
-"""Every method of the published desktop clients, of Python and JavaScript and an older one of Python, in programs of their own.
+"""Every method of the published desktop clients, of Python and JavaScript, in programs of their own.
 
-RINGFENCE_NODE and RINGFENCE_NODE_MODULES name Node and a directory with the pinned JavaScript client, RINGFENCE_OLD_PYTHON an
-interpreter with the older client of Python. The programs say what they have done, and here somebody looks: at pictures of the screen,
+RINGFENCE_NODE and RINGFENCE_NODE_MODULES name Node and a directory with the pinned JavaScript client. The programs say what they have done, and here somebody looks: at pictures of the screen,
 and at the stream as a viewer does, with the password and without.
 """
 
@@ -120,7 +119,3 @@ def test_the_client_of_javascript(template: str, tmp_path: Path) -> None:
     program.write_text((HERE / "client.mjs").read_text())
     (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
     assert run([os.environ["RINGFENCE_NODE"], str(program)], tmp_path / "screen.png") == {**WANT, "pictures": 3}
-
-
-def test_an_older_client_of_python(template: str, tmp_path: Path) -> None:
-    assert run([os.environ["RINGFENCE_OLD_PYTHON"], str(HERE / "client.py")], tmp_path / "screen.png") == {**WANT, "pictures": 2}

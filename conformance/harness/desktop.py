@@ -1,7 +1,7 @@
 """The template of the desktop, built once for a suite: from the recipe as it is, with its packages beside it.
 
-RINGFENCE_DESKTOP_PACKAGES names a directory with the packages of Debian that the recipe installs and `base` lacks. They are copied
-into the sandbox of the build as its one source of packages, so that a build needs no network.
+RINGFENCE_DESKTOP_PACKAGES names the program `try` in a directory with the packages of Debian that the recipe installs and `base`
+lacks. They are copied into the sandbox of the build as its one source of packages, so that a build needs no network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def build(platform: Platform, directory: Path) -> str:
     made = directory / "desktop"
     shutil.copytree(RECIPE, made)
     # Nothing changes them, so they are there a second time without being copied, where that is possible.
-    shutil.copytree(Path(os.environ["RINGFENCE_DESKTOP_PACKAGES"]), made / "packages", copy_function=linked)
+    shutil.copytree(Path(os.environ["RINGFENCE_DESKTOP_PACKAGES"]).parent, made / "packages", copy_function=linked)
     recipe = made / "Dockerfile"
     text = recipe.read_text()
     assert text.count(BEFORE) == 1, text

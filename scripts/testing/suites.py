@@ -84,8 +84,9 @@ def files(directory: str, *names: str) -> tuple[str, ...]:
 
 BESIDE = ("-m", "not alone")
 ALONE = ("-m", "alone")
-# Files that run in the long form alone: two systems and an image are fetched from a mirror, for minutes.
-LONG_ONLY = frozenset({"install/test_install.py"})
+# Files that run in the long form alone: two systems and an image are fetched from a mirror, for minutes; and an older desktop client,
+# which runs the same commands in a sandbox as the newer one.
+LONG_ONLY = frozenset({"install/test_install.py", "desktop/test_older.py"})
 CONFORMANCE = Path(__file__).resolve().parents[2] / "conformance"
 
 
@@ -266,6 +267,17 @@ ALL: tuple[Suite, ...] = (
         environment=CRIU
         | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}", "RINGFENCE_OLD_PYTHON": "{python-codeint-2.8.1}"},
     ),
+    node(
+        "desktop",
+        # Over HTTPS, because the older client finds a sandbox by its name alone, and a stream is at no other address.
+        ("--tls", "--criu", *files("desktop", "clients", "desktop")),
+        "desktop",
+        long_only=("-s", "--tls", "--criu", "desktop"),
+        seconds=120,
+        names=True,
+        python="python-desktop-2.7.2",
+        environment=CRIU | {"RINGFENCE_DESKTOP_PACKAGES": "{desktop-packages}", "RINGFENCE_OLD_PYTHON": "{python-desktop-1.7.4}"},
+    ),
     # The browser, with a font; the environment has only what drives it.
     node(
         "docs",
@@ -354,12 +366,12 @@ def of_step(step: str, long: bool) -> list[Suite]:
 # The suite that a file of a directory belongs to.
 DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
-    **{"codeint": "codeint"},
+    **{"codeint": "codeint", "desktop": "desktop"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
     **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
 }
 # Options that a suite needs whatever part of it runs.
-OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}
+OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "desktop": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}
 
 
 def options(suite: str) -> tuple[str, ...]:

@@ -119,3 +119,13 @@ def test_the_client_of_javascript(template: str, tmp_path: Path) -> None:
     program.write_text((HERE / "client.mjs").read_text())
     (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
     assert run([os.environ["RINGFENCE_NODE"], str(program)], tmp_path / "screen.png") == {**WANT, "pictures": 3}
+
+
+def test_the_example(template: str, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    program = HERE.parents[1] / "examples" / "use_a_desktop.py"
+    ran = subprocess.run([sys.executable, program, picture], capture_output=True, text=True, timeout=within(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "~/list.txt - Mousepad\nbread, milk\n"
+    with Image.open(picture) as image:
+        assert image.size == (1024, 768)

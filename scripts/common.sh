@@ -325,6 +325,12 @@ code_interpreter_packages_into() { # DIRECTORY
   rm -rf "$work"
 }
 
+# Fetches the packages of Python that the recipe of the MCP gateway pins, so that its build needs no network.
+mcp_gateway_packages_into() { # DIRECTORY
+  /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+    -r "$root/templates/mcp-gateway/requirements.txt" -d "$1/wheels"
+}
+
 # Fetches the packages that the recipe of the desktop installs and this system, of which `base` is made, lacks, as a source of
 # packages. `try` says whether they still fit to what the system has.
 desktop_packages_into() { # DIRECTORY

@@ -137,6 +137,14 @@ ALL = (
     ),
     python("desktop-2.7.2", "conformance/desktop/requirements-2.7.2.txt", "bin/pytest"),
     python("desktop-1.7.4", "conformance/desktop/requirements-1.7.4.txt"),
+    python("gateway", "conformance/gateway/requirements.txt", "bin/pytest"),
+    Asset(
+        "mcp-gateway-packages",
+        ("mcp_gateway_packages_into",),
+        has=("wheels",),
+        files=("templates/mcp-gateway/requirements.txt",),
+        packages=("python3", "python3-pip"),
+    ),
     # What the recipe of the desktop installs and this system lacks. It is fetched again when packages of the system were updated
     # so that it no longer fits.
     Asset(

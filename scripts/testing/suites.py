@@ -278,6 +278,17 @@ ALL: tuple[Suite, ...] = (
         python="python-desktop-2.7.2",
         environment=CRIU | {"RINGFENCE_DESKTOP_PACKAGES": "{desktop-packages}", "RINGFENCE_OLD_PYTHON": "{python-desktop-1.7.4}"},
     ),
+    Suite(
+        "gateway",
+        "gateway",
+        # Over HTTPS, because the client gives no other address of the gateway.
+        ("--tls", "--criu", "gateway"),
+        seconds=60,
+        names=True,
+        python="python-gateway",
+        environment=CRIU | {"RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
+        packages=("git", "nodejs", "npm"),
+    ),
     # The browser, with a font; the environment has only what drives it.
     node(
         "docs",
@@ -366,12 +377,12 @@ def of_step(step: str, long: bool) -> list[Suite]:
 # The suite that a file of a directory belongs to.
 DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
-    **{"codeint": "codeint", "desktop": "desktop"},
+    **{"codeint": "codeint", "desktop": "desktop", "gateway": "gateway"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
     **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
 }
 # Options that a suite needs whatever part of it runs.
-OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "desktop": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}
+OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "desktop": ("--tls", "--criu"), "gateway": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}
 
 
 def options(suite: str) -> tuple[str, ...]:

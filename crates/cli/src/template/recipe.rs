@@ -116,6 +116,22 @@ const CARRIED: &[Carried] = &[
             "template.toml",
         ),
     },
+    Carried {
+        name: "mcp-gateway",
+        files: files!(
+            "mcp-gateway",
+            ".dockerignore",
+            "Dockerfile",
+            "gateway/mcp_gateway/__init__.py",
+            "gateway/mcp_gateway/__main__.py",
+            "gateway/mcp_gateway/configuration.py",
+            "gateway/mcp_gateway/joined.py",
+            "gateway/mcp_gateway/serve.py",
+            "mcp-gateway",
+            "requirements.txt",
+            "template.toml",
+        ),
+    },
 ];
 
 impl Carried {

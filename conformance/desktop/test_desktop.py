@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 from e2b_desktop import CommandExitException, Sandbox
 from PIL import Image
 
+from harness.chromium import chromium
 from harness.rfb import Refused, viewer
 from harness.traffic import until
 
@@ -71,6 +74,35 @@ def test_streams_without_a_password_and_of_one_window(desk: Sandbox) -> None:
     with pytest.raises(Refused), viewer(url, "password"):
         pass
     desk.stream.stop()
+
+
+# The colours that the page has drawn at a place, once it is connected.
+DRAWN = """new Promise((done) => {
+  const look = () => {
+    const canvas = document.querySelector("canvas");
+    const [red, green, blue] = canvas?.width ? canvas.getContext("2d").getImageData(900, 600, 1, 1).data : [];
+    red === 32 && green === 64 && blue === 96 ? done(canvas.width) : setTimeout(look, 50);
+  };
+  look();
+})"""
+
+
+def test_the_page_of_the_stream_in_a_browser(desk: Sandbox, tmp_path: Path) -> None:
+    terminal = "xfce4-terminal --fullscreen --hide-menubar --hide-scrollbar --color-bg=#204060 -x sh -c 'read line; echo $line >line'"
+    desk.commands.run(terminal, background=True, timeout=0)
+    shown = window(desk, "xfce4-terminal")
+    until(lambda: desk.get_current_window_id() == shown, "the terminal has the keyboard")
+    desk.stream.start(require_auth=True)
+    url = desk.stream.get_url(auth_key=desk.stream.get_auth_key())
+    with chromium(tmp_path, os.environ["SSL_CERT_FILE"]) as page:
+        page.open(url)
+        assert page.run(DRAWN) == 1024
+        for key in ("w", "e", "b"):
+            for kind in ("keyDown", "keyUp"):
+                page.call("Input.dispatchKeyEvent", type=kind, key=key, code=f"Key{key.upper()}", text=key if kind == "keyDown" else "")
+        page.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", windowsVirtualKeyCode=13)
+        page.call("Input.dispatchKeyEvent", type="keyUp", key="Enter", code="Enter", windowsVirtualKeyCode=13)
+        until(lambda: desk.files.exists("/home/user/line") and desk.files.read("/home/user/line") == "web\n", "the keys have arrived")
 
 
 def test_a_desktop_outlives_a_pause(desk: Sandbox) -> None:

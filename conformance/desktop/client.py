@@ -2,7 +2,7 @@
 
     python client.py FILE
 
-The older client has no `create`. Where somebody has to look, it prints what there is to see and waits for a line: after it has written
+The older client has no `create`. Where its caller has to look, it prints what there is to see and waits for a line: after it has written
 a picture of the screen to FILE, which is repeated for as long as the line is `again`, and while the stream is on.
 """
 

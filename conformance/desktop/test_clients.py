@@ -1,7 +1,7 @@
 """Every method of the published desktop clients, of Python and JavaScript, in programs of their own.
 
-RINGFENCE_NODE and RINGFENCE_NODE_MODULES name Node and a directory with the pinned JavaScript client. The programs say what they have done, and the tests look: at pictures of the screen,
-and at the stream as a viewer does, with the password and without.
+RINGFENCE_NODE and RINGFENCE_NODE_MODULES name Node and a directory with the pinned JavaScript client. The programs say what they have
+done, and the tests look: at pictures of the screen, and at the stream as a viewer does, with the password and without.
 """
 
 from __future__ import annotations

@@ -155,6 +155,7 @@ def test_a_server_of_a_repository(template: str) -> None:
         ({"exa": {"apiKey": "x"}}, "exa: there is no command. Servers of the catalogue are container images"),
         ({"a": {"command": "/no/such/program"}}, "the server a did not start"),
         ({"a": {"command": "sh", "args": ["-c", "echo why >&2; exit 1"]}}, "it said: why"),
+        ({"a_b": {"command": "x"}, "github/a/b": {"runCmd": "x"}}, "a_b: two servers would have this name"),
         ({"a": {"command": "x", "arguments": []}}, "a: 'arguments' is not known"),
         ({"a/b": {"command": "x"}}, "a/b: a name has letters"),
         ({"github/acme/none": {"runCmd": "x"}}, "https://github.com/acme/none: git ended with 128"),

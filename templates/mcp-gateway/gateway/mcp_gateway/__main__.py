@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mcp_gateway import serve
 from mcp_gateway.configuration import Refused, Server, parse
-from mcp_gateway.joined import AS_USER, HOME, PATHS
+from mcp_gateway.joined import AS_USER, HOME, environment
 
 TOKEN = Path("/etc/mcp-gateway/.token")
 REPOSITORIES = f"{HOME}/mcp-servers"
@@ -33,11 +33,11 @@ def fetched(server: Server, deadline: float) -> None:
     steps = [["git", "clone", "--quiet", "--depth", "1", str(server.repository), server.cwd]]
     if server.install:
         steps.append(["bash", "-c", f"cd -- \"$0\" && {server.install}", server.cwd])
-    environment = {"PATH": PATHS, "HOME": HOME, "USER": "user", "GIT_TERMINAL_PROMPT": "0", **server.env}
+    variables = environment({"GIT_TERMINAL_PROMPT": "0", **server.env})
     for step in steps:
         try:
             ran = subprocess.run(
-                ["setpriv", *AS_USER, *step], env=environment, cwd=HOME, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                ["setpriv", *AS_USER, *step], env=variables, cwd=HOME, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT, text=True, errors="replace", timeout=max(1.0, deadline - time.monotonic()),
             )
         except subprocess.TimeoutExpired:
@@ -63,7 +63,7 @@ def start(text: str) -> None:
         file.write(token)
     log = open("/var/log/mcp-gateway.log", "a")  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", "mcp_gateway", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/",
+        [sys.executable, "-I", "-m", "mcp_gateway", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/",
         start_new_session=True,
     )
     assert process.stdin and process.stdout

@@ -44,7 +44,12 @@ def parse(text: str) -> list[Server]:
         raise Refused("the configuration must be an object with at least one server")
     if len(given) > MOST_SERVERS:
         raise Refused(f"there are {len(given)} servers; at most {MOST_SERVERS} are started")
-    return [server(name, what) for name, what in given.items()]
+    servers = [server(name, what) for name, what in given.items()]
+    names = [each.name for each in servers]
+    for name in names:
+        if names.count(name) > 1:
+            raise Refused(f"{name}: two servers would have this name")
+    return servers
 
 
 def server(name: str, what: Any) -> Server:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,6 +30,11 @@ ALIVE_S = 5.0
 MOST_PAGES = 100
 
 
+def environment(own: dict[str, str]) -> dict[str, str]:
+    """The variables of a server: those of the sandbox, which say which certificates are trusted, as `user` has them; and its own."""
+    return {**os.environ, "PATH": PATHS, "HOME": HOME, "USER": "user", "LOGNAME": "user", "SHELL": "/bin/bash", **own}
+
+
 class Upstream:
     """One server, which runs for as long as the task of `run` does."""
 
@@ -48,7 +54,7 @@ class Upstream:
         given = StdioServerParameters(
             command="setpriv",
             args=[*AS_USER, self.server.command, *self.server.args],
-            env={"PATH": PATHS, "HOME": HOME, "USER": "user", "LOGNAME": "user", "SHELL": "/bin/bash", **self.server.env},
+            env=environment(self.server.env),
             cwd=self.server.cwd or HOME,
         )
         while True:
@@ -100,14 +106,17 @@ class Joined:
 
     def __init__(self, upstreams: list[Upstream]) -> None:
         self.upstreams = upstreams
+        # What was last listed, by kind, so that a call need not ask all servers again.
+        self._listed: dict[str, dict[str, tuple[Upstream, Any]]] = {}
 
     async def named(self, kind: str) -> dict[str, tuple[Upstream, Any]]:
         """Tools or prompts by the names that they have here."""
         listed = [(upstream, item) for upstream in self.upstreams for item in await self._of(upstream, kind)]
         often = Counter(item.name for _, item in listed)
-        return {
+        self._listed[kind] = {
             (item.name if often[item.name] == 1 else f"{upstream.server.name}__{item.name}"): (upstream, item) for upstream, item in listed
         }
+        return self._listed[kind]
 
     async def _of(self, upstream: Upstream, kind: str) -> list[Any]:
         # What one server cannot say does not keep the others from being listed.
@@ -116,7 +125,7 @@ class Joined:
         return []
 
     async def one(self, kind: str, name: str) -> tuple[Upstream, Any]:
-        found = (await self.named(kind)).get(name)
+        found = self._listed.get(kind, {}).get(name) or (await self.named(kind)).get(name)
         if found is None:
             raise MCPError(types.INVALID_PARAMS, f"there is nothing named {name!r} in {kind}")
         return found

@@ -6,6 +6,7 @@ It reads the servers and the token from its standard input, because arguments an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import socket
@@ -20,6 +21,8 @@ from mcp_gateway.joined import LOGS, Joined, Upstream
 
 PORT = 50005
 TAIL = 2000
+# Less than the one who waits for this process has.
+START_S = 45.0
 
 
 class Guarded:
@@ -47,10 +50,14 @@ def say(word: str) -> None:
 
 async def serve(servers: list[Server], token: str, listener: socket.socket) -> int:
     upstreams = [Upstream(server) for server in servers]
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
     running = [asyncio.create_task(upstream.run()) for upstream in upstreams]
     for upstream in upstreams:
-        await upstream.tried.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(upstream.tried.wait(), begun + START_S - loop.time())
         if upstream.client is None:
+            upstream.failure = upstream.failure or "it has not answered in time"
             said = upstream.log.read_text(errors="replace")[-TAIL:].strip()
             say(f"the server {upstream.server.name} did not start: {upstream.failure}" + (f"; it said: {said}" if said else ""))
             return 1

@@ -320,6 +320,7 @@ impl Server {
                 builds: Arc::clone(&builds),
                 registry: Arc::clone(&registry),
                 records: Arc::clone(&records),
+                streams: operator::Streams::new(streams.clone()),
             },
             metric_sources: MetricSources {
                 tls,

@@ -411,6 +411,19 @@ impl Sandboxes {
 
     /// Resumes a sandbox because of traffic to it, with the time that it was created with.
     pub(crate) async fn wake(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
+        self.resume_because(entry, ResumeReason::Traffic).await
+    }
+
+    /// Resumes a sandbox for a command of the operator, with the time that it was created with.
+    pub(crate) async fn resume_for_operator(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
+        self.resume_because(entry, ResumeReason::Operator).await
+    }
+
+    async fn resume_because(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        reason: ResumeReason,
+    ) -> Result<(), PauseError> {
         let quota = self.policies.admission.quota_of(&entry.team).await?;
         let max_lifetime_s = quota.limits.max_lifetime_s;
         let request = ResumeRequest {
@@ -418,7 +431,7 @@ impl Sandboxes {
             max_lifetime_s,
             auto_pause: None,
             discards_processes: false,
-            reason: ResumeReason::Traffic,
+            reason,
         };
         match self.resume(entry, request).await {
             Ok(_) | Err(PauseError::Running) => Ok(()),

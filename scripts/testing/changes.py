@@ -80,7 +80,7 @@ RULES = (
     Rule("crates/dockerfile/*", ("dockerfile",), (python("dockerfiles", seconds=30),)),
     Rule("crates/blobs/*", ("blobs",), (Run("blobs", ("blobs",), 40),)),
     Rule("crates/docs/*", ("docs",), (Run("mcp", ("mcp",), 20),)),
-    Rule("crates/cli/*", ("cli",), (python("operator", "operator_sandboxes", seconds=40), SMOKE)),
+    Rule("crates/cli/*", ("cli",), (python("operator", "operator_sandboxes", "operator_inside", "top", seconds=90), SMOKE)),
     Rule("crates/protocol/*", ("protocol",), (SMOKE, python("commands", "lifecycle", seconds=30))),
     Rule("crates/model/*", ("model",), (SMOKE, python("rest", seconds=15))),
     Rule("crates/measure/*", ("measure",)),

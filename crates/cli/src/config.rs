@@ -36,7 +36,7 @@ pub(crate) use self::error::ConfigError;
 use self::file::File;
 pub(crate) use self::resolved::Config;
 use self::sources::Given;
-pub(crate) use self::sources::{Sources, environment};
+pub(crate) use self::sources::{Sources, environment, passed_on};
 pub(crate) use self::suggest::similar_variable;
 pub(crate) use self::values::LogFormat;
 use crate::master_key::MASTER_ENV;

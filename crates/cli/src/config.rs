@@ -24,6 +24,7 @@ mod resolved;
 mod sources;
 mod suggest;
 mod teams;
+pub(crate) mod telemetry;
 mod values;
 
 #[cfg(test)]
@@ -78,6 +79,7 @@ impl Sources {
         config.master_key = given.master_key()?;
         config.limits = given.limits()?;
         config.blobs = given.blobs()?;
+        config.telemetry = given.telemetry()?;
         config.node.driver.data_dir.clone_from(&config.data_dir);
         config.node.driver.disks_mb = vec![config.resources.disk_mb];
         config.node.disk_floor_mb = config.capacity.disk_floor_mb;

@@ -199,6 +199,31 @@ impl PoolEnd {
     }
 }
 
+/// What became of spans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpanOutcome {
+    /// The receiver accepted them.
+    Exported,
+    /// They were dropped, because too many waited.
+    QueueFull,
+    /// They were given up, because the receiver did not accept them.
+    Failed,
+}
+
+impl SpanOutcome {
+    /// Every outcome.
+    pub(crate) const ALL: [Self; 3] = [Self::Exported, Self::QueueFull, Self::Failed];
+
+    /// The value of the label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exported => "exported",
+            Self::QueueFull => "queue_full",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// What became of an attempt to send an event to a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptOutcome {

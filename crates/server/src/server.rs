@@ -52,6 +52,7 @@ use crate::secrets::Secrets;
 use crate::settings::ServerSettings;
 use crate::signature::Signatures;
 use crate::space;
+use crate::telemetry::{Exporter, Telemetry};
 use crate::webhooks::Webhooks;
 use crate::webhooks::deliver::Deliverer;
 use crate::webhooks::receiver::ReceiverRules;
@@ -162,6 +163,7 @@ impl Server {
             blobs,
             pause,
             webhooks: hooks,
+            telemetry,
         } = settings;
         let stored = blobs.map(|blobs| {
             let (node, clock, work) = (Arc::clone(&node), clock.clone(), work.clone());
@@ -171,6 +173,8 @@ impl Server {
         let longest_s = limits.longest_lifetime_s();
         let tokens = TokenSeed::new(token_seed);
         let metrics = Arc::new(Metrics::new(&capacity));
+        let telemetry = telemetry.map(|settings| Telemetry::new(settings, rows.node(), &metrics));
+        let (telemetry, exporter) = telemetry.unzip();
         let records = Arc::new(Records::new(store.clone(), records, clock.clone(), rows.node()));
         let registry = Arc::new(Registry::default());
         let deadlines = Arc::new(Deadlines::default());
@@ -310,7 +314,7 @@ impl Server {
             connections: Arc::clone(&connections),
             tls: tls.clone(),
         };
-        let (api, address) = api::router(api, longest_s);
+        let (api, address) = api::router(api, longest_s, telemetry);
         let gateway = Arc::new(Gateway::new(services, api, address, ingress));
         let server = Self {
             lease,
@@ -356,6 +360,7 @@ impl Server {
             pool,
             records,
             deliverer,
+            exporter,
         };
         (server, background)
     }
@@ -404,6 +409,7 @@ impl Server {
             pool,
             records,
             deliverer,
+            exporter,
             ..
         } = background;
         let (tasks, stop) = (&self.background, &self.stop);
@@ -426,6 +432,10 @@ impl Server {
         };
         // Only after the takeover, because log entries of unknown sandboxes are dropped.
         self.records.spawn(sandboxes.follow_node(events, signals, writing));
+        if let Some(exporter) = exporter {
+            // Stopped with the records, because everything else may have made spans.
+            self.records.spawn(exporter.run(self.records_stop.clone()));
+        }
         tasks.spawn(Arc::clone(&records).purge(stop.clone()));
         tasks.spawn(records.sample(node, stop.clone()));
         tasks.spawn(space::reserve(store, stop.clone()));
@@ -506,6 +516,8 @@ struct Background {
     pool: Arc<Pool>,
     records: Arc<Records>,
     deliverer: Arc<Deliverer>,
+    /// What exports spans, if that is on.
+    exporter: Option<Exporter>,
 }
 
 impl Background {

@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 use crate::clock::Clock;
 pub use crate::peers::Network;
 use crate::seal::Sealer;
+pub use crate::telemetry::settings::{Endpoint, TelemetrySettings, parse_headers};
 use crate::tls::Tls;
 
 /// Maximum of a rate limit: above it the interval would be shorter than the resolution of the clock.
@@ -74,6 +75,8 @@ pub struct ServerSettings {
     pub pause: PauseSettings,
     /// Webhooks of teams.
     pub webhooks: WebhookSettings,
+    /// Traces; none if they are not exported.
+    pub telemetry: Option<TelemetrySettings>,
 }
 
 /// Settings of the webhooks of teams.
@@ -175,6 +178,7 @@ impl ServerSettings {
             blobs: None,
             pause: PauseSettings::default(),
             webhooks: WebhookSettings::default(),
+            telemetry: None,
         }
     }
 }

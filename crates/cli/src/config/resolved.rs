@@ -17,6 +17,7 @@ use server::settings::{
 
 use super::blobs::BlobConfig;
 use super::database_url::DatabaseUrl;
+use super::telemetry::TelemetryConfig;
 use super::values::LogFormat;
 use crate::master_key::KeySource;
 use crate::tls::Https;
@@ -103,6 +104,8 @@ pub(crate) struct Config {
     pub(crate) webhooks: WebhookSettings,
     /// Issuers of certificates that are trusted of receivers of events.
     pub(crate) webhooks_ca_file: Option<PathBuf>,
+    /// Where traces are sent, if they are.
+    pub(crate) telemetry: Option<TelemetryConfig>,
     /// Unknown environment variables with our prefix, for a warning.
     pub(crate) unknown_env: Vec<String>,
 }
@@ -146,6 +149,7 @@ impl Config {
             },
             webhooks: WebhookSettings::default(),
             webhooks_ca_file: None,
+            telemetry: None,
             unknown_env: Vec::new(),
             data_dir,
         }

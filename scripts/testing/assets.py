@@ -118,6 +118,7 @@ ALL = (
     ),
     *(python(version, f"conformance/python/requirements-{version}.txt", "bin/pytest") for version in SDKS),
     python("docs", "conformance/docs/requirements.txt", "bin/pytest"),
+    python("monitoring", "conformance/monitoring/requirements.txt", "bin/pytest"),
     python("fuzz", "conformance/fuzz/requirements.txt", "bin/schemathesis"),
     python("mcp-2.3.0", "conformance/mcp/requirements-2.3.0.txt"),
     python("mcp-1.30.0", "conformance/mcp/requirements-1.30.0.txt"),

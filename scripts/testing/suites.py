@@ -287,7 +287,16 @@ ALL: tuple[Suite, ...] = (
         packages=("openssl",),
         names=True,
     ),
-    Suite("monitoring", "monitoring", ("monitoring",), seconds=30, bound=300, environment={"RINGFENCE_PROMETHEUS": "{prometheus}"}),
+    Suite(
+        "monitoring",
+        "monitoring",
+        ("monitoring",),
+        seconds=75,
+        bound=600,
+        python="python-monitoring",
+        environment={"RINGFENCE_PROMETHEUS": "{prometheus}"},
+        packages=("openssl",),
+    ),
     Suite("fuzz", "fuzz", ("fuzz",), seconds=100, bound=900, environment={"RINGFENCE_SCHEMATHESIS": "{python-fuzz}"}),
     Suite("escape", "escape", (*BESIDE, "escape"), seconds=370, bound=2400, environment=CRIU, fewer=FEWER_RESPAWNS),
     Suite(

@@ -173,7 +173,7 @@ impl Server {
         let longest_s = limits.longest_lifetime_s();
         let tokens = TokenSeed::new(token_seed);
         let metrics = Arc::new(Metrics::new(&capacity));
-        let telemetry = telemetry.map(|settings| Telemetry::new(settings, rows.node(), &metrics));
+        let telemetry = telemetry.map(|settings| Telemetry::new(settings, rows.node(), &metrics, clock.clone()));
         let (telemetry, exporter) = telemetry.unzip();
         let records = Arc::new(Records::new(store.clone(), records, clock.clone(), rows.node()));
         let registry = Arc::new(Registry::default());

@@ -15,7 +15,7 @@ pub(crate) mod settings;
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::MatchedPath;
@@ -29,6 +29,7 @@ pub(crate) use self::export::Exporter;
 use self::queue::Queue;
 use self::record::{Kind, Record, Value};
 use self::settings::TelemetrySettings;
+use crate::clock::Clock;
 use crate::metrics::Metrics;
 
 /// The stage that is the sum of the others.
@@ -62,11 +63,17 @@ pub(crate) struct Stages(pub(crate) Arc<[Stage]>);
 pub(crate) struct Telemetry {
     sampler: Sampler,
     queue: Arc<Queue>,
+    clock: Clock,
 }
 
 impl Telemetry {
     /// What records requests, and the task that exports them.
-    pub(crate) fn new(settings: TelemetrySettings, node: &NodeId, metrics: &Arc<Metrics>) -> (Arc<Self>, Exporter) {
+    pub(crate) fn new(
+        settings: TelemetrySettings,
+        node: &NodeId,
+        metrics: &Arc<Metrics>,
+        clock: Clock,
+    ) -> (Arc<Self>, Exporter) {
         let queue = Arc::new(Queue::new(Arc::clone(metrics)));
         let sampler = Sampler::new(settings.sampling_ratio);
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -78,7 +85,8 @@ impl Telemetry {
         ];
         let client = ExportClient::new(settings);
         let exporter = Exporter::new(Arc::clone(&queue), client, Arc::clone(metrics), resource);
-        (Arc::new(Self { sampler, queue }), exporter)
+        let telemetry = Self { sampler, queue, clock };
+        (Arc::new(telemetry), exporter)
     }
 
     /// Begins the span of a request; none if its trace is not recorded. The client decides that for its own trace.
@@ -95,7 +103,7 @@ impl Telemetry {
                 trace
             }
         };
-        let start = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        let start = Duration::from_micros(u64::try_from(self.clock.now_us()).ok()?);
         let extensions = request.extensions();
         Some(RequestSpan {
             telemetry: Arc::clone(self),
@@ -342,7 +350,7 @@ mod tests {
         };
         let metrics = Arc::new(Metrics::new(&crate::settings::CapacitySettings::default()));
         let node = ID.parse::<NodeId>().expect("an id");
-        Telemetry::new(settings, &node, &metrics).0
+        Telemetry::new(settings, &node, &metrics, Clock::system()).0
     }
 
     #[test]

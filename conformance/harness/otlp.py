@@ -121,7 +121,7 @@ class Receiver:
         return own + [span for span in self.spans() if span.parent_span_id in ids]
 
     def wait_for(self, request_id: str, within_s: float = 20.0) -> list[Span]:
-        """The same once it has arrived."""
+        """Waits until the span of a request has arrived, and returns it with its children."""
         return until(lambda: self.of_request(request_id), f"the span of {request_id} has come", within_s)
 
     def close(self) -> None:

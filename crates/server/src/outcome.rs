@@ -204,9 +204,9 @@ impl PoolEnd {
 pub(crate) enum SpanOutcome {
     /// The receiver accepted them.
     Exported,
-    /// They were dropped, because too many waited.
+    /// Too many waited already, so these were dropped.
     QueueFull,
-    /// They were given up, because the receiver did not accept them.
+    /// The receiver did not accept them, so they were given up.
     Failed,
 }
 

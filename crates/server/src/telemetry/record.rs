@@ -42,7 +42,7 @@ pub(super) struct Record {
     pub(super) is_remote: bool,
     pub(super) name: Cow<'static, str>,
     pub(super) kind: Kind,
-    /// Since 1970.
+    /// Time from 1970 until it began.
     pub(super) start: Duration,
     pub(super) took: Duration,
     pub(super) attributes: Vec<(&'static str, Value)>,

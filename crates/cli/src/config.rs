@@ -19,6 +19,7 @@ mod key;
 pub(crate) mod keys;
 mod limits;
 mod mcp;
+mod receiver;
 pub(crate) mod reference;
 mod resolved;
 mod sources;

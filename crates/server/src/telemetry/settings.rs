@@ -74,20 +74,20 @@ impl Endpoint {
             _ => return Err(why()),
         };
         let authority = address.authority().ok_or_else(why)?;
-        let host = authority.host();
-        let host = host
+        let named = authority.host();
+        let port = match authority.as_str().strip_prefix(named) {
+            Some("") if is_tls => Some(443),
+            Some("") => Some(80),
+            Some(rest) => rest.strip_prefix(':').and_then(|port| port.parse::<u16>().ok()),
+            // A user is before the host.
+            None => None,
+        };
+        let port = port.filter(|port| *port > 0).ok_or_else(why)?;
+        let host = named
             .strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'))
-            .unwrap_or(host);
-        // Whatever follows the host is a port, or was left out.
-        let has_port = authority.port().is_some();
-        let port = authority.port_u16().or(match (has_port, is_tls) {
-            (true, _) => None,
-            (false, true) => Some(443),
-            (false, false) => Some(80),
-        });
-        let port = port.filter(|port| *port > 0).ok_or_else(why)?;
-        let is_plain = address.query().is_none() && !text.contains(['#', '@']) && !authority.as_str().ends_with(':');
+            .unwrap_or(named);
+        let is_plain = address.query().is_none() && !text.contains(['#', '@']);
         if host.is_empty() || !is_plain {
             return Err(why());
         }

@@ -324,3 +324,45 @@ code_interpreter_packages_into() { # DIRECTORY
   npm ci --prefix "$work" --cache "$1/npm" --ignore-scripts --no-audit --no-fund --loglevel=error || return
   rm -rf "$work"
 }
+
+# Fetches the packages of Python that the recipe of the MCP gateway pins, so that its build needs no network.
+mcp_gateway_packages_into() { # DIRECTORY
+  /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+    -r "$root/templates/mcp-gateway/requirements.txt" -d "$1/wheels"
+}
+
+# Fetches the packages that the recipe of the desktop installs and this system, of which `base` is made, lacks, as a source of
+# packages. `try` says whether they still fit to what the system has.
+desktop_packages_into() { # DIRECTORY
+  local recipe=$root/templates/desktop/Dockerfile browser names file
+  browser=$(sed -n 's/^ARG BROWSER=//p' "$recipe") || return
+  # The lines of the command between its options and its end.
+  names=$(sed -n '/apt-get install/,/[^\\]$/p' "$recipe" | tail -n +2 | tr -d '\\\n') || return
+  mkdir -p "$1/partial"
+  # shellcheck disable=SC2086
+  names=${names//\$BROWSER/$browser}
+  set -- "$1" $names
+  apt_update || return
+  quietly apt-get install --yes --no-install-recommends --download-only --option APT::Sandbox::User=root \
+    --option Dir::Cache::archives="$1" "${@:2}" || return
+  rm -rf "$1/partial" "$1/lock"
+  for file in "$1"/*.deb; do
+    dpkg-deb --field "$file" || return
+    printf 'Filename: ./%s\nSize: %s\nSHA256: %s\n\n' "$(basename "$file")" "$(stat -c %s "$file")" "$(sha256sum "$file" | cut -d ' ' -f 1)"
+  done >"$1/Packages" || return
+  cat >"$1/try" <<END
+#!/bin/sh
+# Whether the packages beside this can be installed on this system as it is, without any other source.
+set -e
+here=\$(cd "\$(dirname "\$0")" && pwd)
+work=\$(mktemp -d)
+trap 'rm -rf "\$work"' EXIT
+mkdir -p "\$work/lists/partial"
+echo "deb [trusted=yes] file:\$here ./" >"\$work/sources.list"
+set -- -o Dir::State="\$work" -o Dir::State::lists="\$work/lists" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="\$work" \\
+  -o Dir::Etc::sourcelist="\$work/sources.list" -o Dir::Etc::sourceparts=- -o APT::Sandbox::User=root
+apt-get "\$@" update
+apt-get "\$@" install --simulate --no-install-recommends $names
+END
+  chmod 755 "$1/try"
+}

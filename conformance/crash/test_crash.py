@@ -29,8 +29,8 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox, SandboxQuery
 
-from harness.elapse import at_moment, idle_for
-from harness.hoststate import HostState, left_over
+from harness.elapse import at_moment
+from harness.hoststate import HostState, left_over, steady
 from harness.inside import host_pids
 from harness.patience import within
 from harness.platform import Platform
@@ -202,16 +202,6 @@ def settled(expected: dict[str, int], within_s: float = 15.0) -> None:
     until(is_settled, lambda: f"the host has {now}, the sandboxes account for {expected}", within_s, every_s=0.05)
 
 
-def steady(platform: Platform, for_s: float = 0.5) -> HostState:
-    """The state of the host once nothing has changed for a moment."""
-    state, since = HostState.take(platform.data_dir), time.monotonic()
-    while time.monotonic() - since < for_s:
-        idle_for(0.02)
-        if (now := HostState.take(platform.data_dir)) != state:
-            state, since = now, time.monotonic()
-    return state
-
-
 @pytest.fixture
 def crashing(crashing: Platform) -> Platform:
     # A lost connection must show at once instead of being tried again on the next platform.
@@ -227,9 +217,9 @@ def test_kill_9_at_random_moments(crashing: Platform) -> None:
     # What no sandbox, and one sandbox, amount to; the first one makes what is made once.
     with Sandbox.create() as box:
         box.commands.run("true")
-    none = steady(crashing)
+    none = steady(crashing.data_dir)
     first, second = Sandbox.create(), Sandbox.create()
-    two = steady(crashing)
+    two = steady(crashing.data_dir)
     assert first.kill() and second.kill()
     settled(counted(none))
     assert left_over(none, crashing.data_dir) == {}

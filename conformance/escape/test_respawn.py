@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import socket
 import time
@@ -15,13 +16,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from e2b import Sandbox
+from e2b import Sandbox, SandboxException
 
 from harness.elapse import at_moment, slowly
 from harness.hoststate import HostState, left_over, own
+from harness.inside import root
 from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import program, until
@@ -98,6 +101,37 @@ def test_nothing_of_the_host_shows_while_a_spawner_is_replaced(attacked: Platfor
         assert outcome["respawns"] == RESPAWNS
     # Many replacements were seen on their way, so what they would have shown would have been found.
     assert sum(outcome["early"] for outcome in outcomes) >= ATTACKERS * RESPAWNS / 10
+
+
+def on_the_next_spawner(sandbox: Sandbox, what: str) -> dict[str, Any]:
+    """What root inside did to a spawner that has not started a process yet. The program has to be there before that one."""
+    sandbox.files.write("/tmp/waiting.py", program("waiting_spawner.py"), user="root")
+    return json.loads(root(sandbox, f"python3 /tmp/waiting.py {what}"))
+
+
+def test_root_inside_cannot_trace_or_end_a_spawner_that_waits(sandbox: Sandbox) -> None:
+    outcome = on_the_next_spawner(sandbox, "look")
+    print(outcome)
+    assert outcome["worked"] == [] and outcome["left"]
+    # The same attempts reach what root inside may trace.
+    assert len(outcome["worked_on_own"]) == 8, outcome
+    if platform.machine() == "x86_64":
+        assert outcome["resident_kb"] < 512, "it waits before it has a C library"
+    # It was the one that was looked at that starts this.
+    assert root(sandbox, "pgrep -f '^ringfence spawner'").split() == [str(outcome["spawner"])]
+
+
+def test_a_spawner_without_memory_for_its_first_request_is_replaced(sandbox: Sandbox) -> None:
+    starved = on_the_next_spawner(sandbox, "starve")
+
+    def starts() -> str:
+        try:
+            return root(sandbox, "pgrep -f '^ringfence spawner'", timeout=20)
+        except (SandboxException, httpx.HTTPError):
+            return ""
+
+    now = until(starts, "another spawner starts processes", 60)
+    assert now.split() != [str(starved["spawner"])]
 
 
 def test_a_stopped_replacement_delays_no_other_sandbox(attacked: Platform) -> None:

@@ -428,3 +428,13 @@ def left_over(before: HostState, data_dir: Path | None = None, within_s: float =
         if not extra or time.monotonic() > deadline:
             return extra
         time.sleep(0.05)
+
+
+def steady(data_dir: Path | None = None, for_s: float = 0.5) -> HostState:
+    """The state of the host once nothing has changed for a moment."""
+    state, since = HostState.take(data_dir), time.monotonic()
+    while time.monotonic() - since < for_s:
+        time.sleep(0.02)
+        if (now := HostState.take(data_dir)) != state:
+            state, since = now, time.monotonic()
+    return state

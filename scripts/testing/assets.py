@@ -118,6 +118,7 @@ ALL = (
     ),
     *(python(version, f"conformance/python/requirements-{version}.txt", "bin/pytest") for version in SDKS),
     python("docs", "conformance/docs/requirements.txt", "bin/pytest"),
+    python("monitoring", "conformance/monitoring/requirements.txt", "bin/pytest"),
     python("fuzz", "conformance/fuzz/requirements.txt", "bin/schemathesis"),
     python("mcp-2.3.0", "conformance/mcp/requirements-2.3.0.txt"),
     python("mcp-1.30.0", "conformance/mcp/requirements-1.30.0.txt"),
@@ -135,8 +136,27 @@ ALL = (
         ),
         packages=("python3", "python3-pip", "nodejs", "npm"),
     ),
+    python("desktop-2.7.2", "conformance/desktop/requirements-2.7.2.txt", "bin/pytest"),
+    python("desktop-1.7.4", "conformance/desktop/requirements-1.7.4.txt"),
+    python("gateway", "conformance/gateway/requirements.txt", "bin/pytest"),
+    Asset(
+        "mcp-gateway-packages",
+        ("mcp_gateway_packages_into",),
+        has=("wheels",),
+        files=("templates/mcp-gateway/requirements.txt",),
+        packages=("python3", "python3-pip"),
+    ),
+    # What the recipe of the desktop installs and this system lacks. It is fetched again when packages of the system were updated
+    # so that it no longer fits.
+    Asset(
+        "desktop-packages",
+        ("desktop_packages_into",),
+        program="try",
+        trial=("simulate",),
+        files=("templates/desktop/Dockerfile",),
+    ),
     *(node_modules(f"javascript-{version}", f"conformance/javascript/{version}") for version in ("2.51.0", "2.49.0", "2.8.4")),
-    *(node_modules(name, f"conformance/{name}") for name in ("cli", "browser", "mcp", "signing", "codeint")),
+    *(node_modules(name, f"conformance/{name}") for name in ("cli", "browser", "mcp", "signing", "codeint", "desktop")),
 )
 BY_NAME = {asset.name: asset for asset in ALL}
 

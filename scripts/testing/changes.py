@@ -80,7 +80,7 @@ RULES = (
     Rule("crates/dockerfile/*", ("dockerfile",), (python("dockerfiles", seconds=30),)),
     Rule("crates/blobs/*", ("blobs",), (Run("blobs", ("blobs",), 40),)),
     Rule("crates/docs/*", ("docs",), (Run("mcp", ("mcp",), 20),)),
-    Rule("crates/cli/*", ("cli",), (python("operator", "operator_sandboxes", seconds=40), SMOKE)),
+    Rule("crates/cli/*", ("cli",), (python("operator", "operator_sandboxes", "operator_inside", "top", seconds=90), SMOKE)),
     Rule("crates/protocol/*", ("protocol",), (SMOKE, python("commands", "lifecycle", seconds=30))),
     Rule("crates/model/*", ("model",), (SMOKE, python("rest", seconds=15))),
     Rule("crates/measure/*", ("measure",)),
@@ -136,7 +136,7 @@ def own_runs(file: str) -> list[Run]:
         some_alone = inside in alone_files(parts[1])
         return [Run(suite, (inside,), 30), *([Run(f"{suite}-alone", (inside,), 30)] if some_alone else [])]
     # Another file of a client's directory belongs to its one suite.
-    if parts[1] in ("javascript", "go", "browser", "mcp", "signing", "codeint", "cli", "fuzz", "docs"):
+    if parts[1] in ("javascript", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "dashboard", "cli", "fuzz", "docs"):
         return [Run(suite, (parts[1],), 100)]
     return []
 

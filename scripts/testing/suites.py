@@ -84,8 +84,9 @@ def files(directory: str, *names: str) -> tuple[str, ...]:
 
 BESIDE = ("-m", "not alone")
 ALONE = ("-m", "alone")
-# Files that run in the long form alone: two systems and an image are fetched from a mirror, for minutes.
-LONG_ONLY = frozenset({"install/test_install.py"})
+# Files that run in the long form alone: two systems and an image are fetched from a mirror, for minutes; and an older desktop client,
+# which runs the same commands in a sandbox as the newer one.
+LONG_ONLY = frozenset({"install/test_install.py", "desktop/test_older.py"})
 CONFORMANCE = Path(__file__).resolve().parents[2] / "conformance"
 
 
@@ -130,7 +131,8 @@ NOT_OF_THE_CLIENT = tuple(
     f"--ignore={file}"
     for file in files(
         "python",
-        *("base", "limits", "operator", "operator_sandboxes", "pool", "pause_answer", "pause_on_disk", "pause_programs"),
+        *("base", "limits", "operator", "operator_sandboxes", "operator_inside", "top", "pool"),
+        *("pause_answer", "pause_on_disk", "pause_programs"),
         *("page_out", "snapshot_memory", "template_files", "dockerfiles", "template_registry", "image_families", "events"),
     )
 )
@@ -247,6 +249,18 @@ ALL: tuple[Suite, ...] = (
     Suite("go", "go", ("-s", "go"), seconds=60, environment=GO),
     # In the sandbox, Chromium is that of the host, whose packages `base` has.
     node("browser", ("browser", "--criu"), "browser", seconds=60, environment=CRIU, packages=("chromium", "libnss3-tools")),
+    # Its pages are checked with what the browser's modules have for that.
+    node(
+        "dashboard",
+        ("dashboard", "--criu"),
+        "browser",
+        "dashboard",
+        seconds=120,
+        bound=900,
+        python="python-docs",
+        environment=CRIU,
+        packages=("chromium", "fonts-dejavu-core"),
+    ),
     node(
         "mcp",
         ("mcp",),
@@ -265,6 +279,30 @@ ALL: tuple[Suite, ...] = (
         python="python-codeint-2.11.5",
         environment=CRIU
         | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}", "RINGFENCE_OLD_PYTHON": "{python-codeint-2.8.1}"},
+    ),
+    node(
+        "desktop",
+        # Over HTTPS, because the older client finds a sandbox by its name alone, and a stream is at no other address.
+        ("--tls", "--criu", *files("desktop", "clients", "desktop")),
+        "desktop",
+        long_only=("-s", "--tls", "--criu", "desktop"),
+        seconds=120,
+        names=True,
+        python="python-desktop-2.7.2",
+        environment=CRIU | {"RINGFENCE_DESKTOP_PACKAGES": "{desktop-packages}", "RINGFENCE_OLD_PYTHON": "{python-desktop-1.7.4}"},
+        # Of the host, it shows the stream; in the sandbox is another one.
+        packages=("chromium", "libnss3-tools"),
+    ),
+    Suite(
+        "gateway",
+        "gateway",
+        # Over HTTPS, because the client gives no other address of the gateway.
+        ("--tls", "--criu", "gateway"),
+        seconds=60,
+        names=True,
+        python="python-gateway",
+        environment=CRIU | {"RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
+        packages=("git", "nodejs", "npm"),
     ),
     # The browser, with a font; the environment has only what drives it.
     node(
@@ -287,7 +325,16 @@ ALL: tuple[Suite, ...] = (
         packages=("openssl",),
         names=True,
     ),
-    Suite("monitoring", "monitoring", ("monitoring",), seconds=30, bound=300, environment={"RINGFENCE_PROMETHEUS": "{prometheus}"}),
+    Suite(
+        "monitoring",
+        "monitoring",
+        ("monitoring",),
+        seconds=75,
+        bound=600,
+        python="python-monitoring",
+        environment={"RINGFENCE_PROMETHEUS": "{prometheus}"},
+        packages=("openssl",),
+    ),
     Suite("fuzz", "fuzz", ("fuzz",), seconds=100, bound=900, environment={"RINGFENCE_SCHEMATHESIS": "{python-fuzz}"}),
     Suite("escape", "escape", (*BESIDE, "escape"), seconds=370, bound=2400, environment=CRIU, fewer=FEWER_RESPAWNS),
     Suite(
@@ -354,12 +401,19 @@ def of_step(step: str, long: bool) -> list[Suite]:
 # The suite that a file of a directory belongs to.
 DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
-    **{"codeint": "codeint"},
+    **{"codeint": "codeint", "desktop": "desktop", "gateway": "gateway", "dashboard": "dashboard"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
     **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
 }
 # Options that a suite needs whatever part of it runs.
-OPTIONS = {"docs": ("--criu",), "codeint": ("--tls", "--criu"), "smoke-2.45.1-tls": ("--tls",)}
+OPTIONS = {
+    "docs": ("--criu",),
+    "dashboard": ("--criu",),
+    "codeint": ("--tls", "--criu"),
+    "desktop": ("--tls", "--criu"),
+    "gateway": ("--tls", "--criu"),
+    "smoke-2.45.1-tls": ("--tls",),
+}
 
 
 def options(suite: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@
 //! megabytes) is in a memory file that the packet carries beside the three descriptors of stdin, stdout and stderr.
 
 pub(crate) mod request;
+mod sys;
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -19,22 +20,36 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 
-use crate::sys::{self, ChildStack, CloneError, Stage};
+use crate::sys::{ChildStack, CloneError, IGNORED, Stage, adopt_fd, ignore_signals, keep_heap_small};
 use request::{Outcome, Request};
 
+/// The signals that it ignores, a bit for each number.
+#[cfg(target_arch = "x86_64")]
+const IGNORED_BITS: u32 = {
+    let (mut bits, mut index) = (0, 0);
+    while index < IGNORED.len() {
+        bits |= 1 << IGNORED[index];
+        index += 1;
+    }
+    bits
+};
+
 /// Runs the spawner until the agent closes the socket, which is [`SPAWNER_FD`].
+///
+/// In the binary of the platform this begins with the first request: until then the spawner waits in `sys`, which has done
+/// the first steps already.
 ///
 /// The host made that connection, before this process was in the sandbox: the agent takes none from inside. Its parent
 /// is pid 1, and so is that of all it starts.
 pub fn run() -> ExitCode {
-    sys::keep_heap_small();
-    sys::ignore_signals();
+    keep_heap_small();
+    ignore_signals();
     // Root inside the sandbox may not trace us and so neither borrow our descriptors.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     // The host starts us with another real user id, so that we are not dumpable from the first moment on.
     let root = rustix::process::Uid::ROOT;
     let _ = rustix::thread::set_thread_res_uid(root, root, root);
-    match sys::adopt_fd(SPAWNER_FD).and_then(|socket| serve(&socket)) {
+    match adopt_fd(SPAWNER_FD).and_then(|socket| serve(&socket)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

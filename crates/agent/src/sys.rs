@@ -25,18 +25,21 @@ pub(crate) fn keep_heap_small() {
     }
 }
 
+/// The signals that [`ignore_signals`] ignores.
+pub(crate) const IGNORED: [c_int; 7] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGPIPE,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
+
 /// Ignores the signals by which a process of the sandbox could end this one by accident (`kill -1`), or a closed
 /// pipe could.
 pub(crate) fn ignore_signals() {
-    for signal in [
-        libc::SIGHUP,
-        libc::SIGINT,
-        libc::SIGQUIT,
-        libc::SIGTERM,
-        libc::SIGPIPE,
-        libc::SIGUSR1,
-        libc::SIGUSR2,
-    ] {
+    for signal in IGNORED {
         // SAFETY: SIG_IGN installs no handler code.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }

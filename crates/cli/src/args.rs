@@ -4,10 +4,15 @@
 //! so that an invalid value is reported in the same way whatever its source. Secrets have no flag, because every user
 //! of the host can read flags in the process list.
 
+mod sandbox;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use self::sandbox::{
+    CopyArgs, ExecArgs, ForwardArgs, ProcessArgs, SandboxCommand, SandboxOrder, ShellArgs, TopArgs, TopOrder,
+};
 use crate::bench::BenchArgs;
 use crate::config::LogFormat;
 use crate::config::keys::{self, Key};
@@ -94,13 +99,18 @@ pub(crate) enum Command {
     /// Replace the master key, under which all secrets in the database are encrypted
     #[command(subcommand)]
     MasterKey(MasterKeyCommand),
-    /// List, inspect and kill sandboxes of all teams; requires a running platform
+    /// List, inspect, enter and kill sandboxes of all teams; requires a running platform
     #[command(subcommand)]
     Sandbox(SandboxCommand),
     /// Print the address of the dashboard, and a code by which the operator signs in; requires a running platform
     ///
     /// The code opens one session, which shows the sandboxes of all teams. Teams sign in with a key of theirs.
     Dashboard,
+    /// Watch the sandboxes of all teams: what each uses, the largest first; requires a running platform
+    ///
+    /// Keys: q ends it; c, m, d, a and s sort by CPU, memory, disk, age and state, i and t by template and team; r reverses the
+    /// order; arrows, Page Up, Page Down, Home and End scroll.
+    Top(TopArgs),
     /// Build, list, inspect, delete, push and pull the templates of a team; requires a running platform
     ///
     /// The platform and the API key are those of E2B_API_URL and E2B_API_KEY, or of the data directory; for `push` and
@@ -377,51 +387,6 @@ pub(crate) enum BackupCommand {
     },
 }
 
-/// Subcommands of `sandbox`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum SandboxCommand {
-    /// List the sandboxes of all teams with their resource usage
-    List {
-        /// List only those of this team
-        #[arg(long, value_name = "TEAM")]
-        team: Option<String>,
-        /// Sort order; usage is sorted largest first
-        #[arg(long, value_enum, value_name = "ORDER", default_value_t = SandboxOrder::Started)]
-        sort: SandboxOrder,
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
-    /// Show one sandbox
-    Show {
-        /// ID of the sandbox
-        id: String,
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
-    /// Kill sandboxes, and wait until their processes are gone
-    Kill {
-        /// IDs of the sandboxes
-        #[arg(required = true)]
-        ids: Vec<String>,
-    },
-    /// Show the log of a sandbox, oldest entry first; also after its end, until the log expires
-    Logs {
-        /// ID of the sandbox
-        id: String,
-        /// Number of entries to show, the newest ones
-        #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-        limit: u32,
-        /// Minimum level: debug, info, warn or error
-        #[arg(long, value_name = "LEVEL", default_value = "debug", value_parser = ["debug", "info", "warn", "error"])]
-        level: String,
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
-}
-
 /// Subcommands of `template`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TemplateCommand {
@@ -509,7 +474,7 @@ pub(crate) struct BuildArgs {
 /// Flags of `template add`.
 #[derive(Debug, Args)]
 pub(crate) struct AddArgs {
-    /// The template: code-interpreter
+    /// The template: code-interpreter, desktop or mcp-gateway
     pub(crate) template: String,
     /// Name for the template, [namespace/]name[:tag] [default: the one that its clients ask for]
     #[arg(long, value_name = "NAME")]
@@ -577,19 +542,6 @@ pub(crate) struct RegistryArgs {
     pub(crate) registry_password_file: Option<PathBuf>,
 }
 
-/// Sort orders of `sandbox list`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum SandboxOrder {
-    /// Oldest first.
-    Started,
-    /// By CPU usage in the last sample.
-    Cpu,
-    /// By memory, including page cache.
-    Memory,
-    /// By disk usage.
-    Disk,
-}
-
 impl Cli {
     /// The format of the log, where the configuration says `configured`. That is the format of the service: people read
     /// what other commands print, unless the flag says otherwise.
@@ -628,6 +580,7 @@ impl Cli {
             | Command::MasterKey(_)
             | Command::Sandbox(_)
             | Command::Dashboard
+            | Command::Top(_)
             | Command::Template(_)
             | Command::Gc { .. }
             | Command::Backup(_)

@@ -19,11 +19,13 @@ mod key;
 pub(crate) mod keys;
 mod limits;
 mod mcp;
+mod receiver;
 pub(crate) mod reference;
 mod resolved;
 mod sources;
 mod suggest;
 mod teams;
+pub(crate) mod telemetry;
 mod values;
 
 #[cfg(test)]
@@ -36,7 +38,7 @@ pub(crate) use self::error::ConfigError;
 use self::file::File;
 pub(crate) use self::resolved::Config;
 use self::sources::Given;
-pub(crate) use self::sources::{Sources, environment};
+pub(crate) use self::sources::{Sources, environment, passed_on};
 pub(crate) use self::suggest::similar_variable;
 pub(crate) use self::values::LogFormat;
 use crate::master_key::MASTER_ENV;
@@ -78,6 +80,7 @@ impl Sources {
         config.master_key = given.master_key()?;
         config.limits = given.limits()?;
         config.blobs = given.blobs()?;
+        config.telemetry = given.telemetry()?;
         config.node.driver.data_dir.clone_from(&config.data_dir);
         config.node.driver.disks_mb = vec![config.resources.disk_mb];
         config.node.disk_floor_mb = config.capacity.disk_floor_mb;

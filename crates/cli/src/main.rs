@@ -22,6 +22,7 @@ mod doctor;
 mod down;
 mod generated;
 mod harden;
+mod inside;
 mod logging;
 mod master_key;
 mod node_identity;
@@ -31,9 +32,12 @@ mod requests;
 mod sandboxes;
 mod secret;
 mod signals;
+mod stdio;
 mod template;
 mod templates;
+mod terminal;
 mod tls;
+mod top;
 mod transfer;
 mod up;
 mod up_with;
@@ -147,6 +151,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         | Command::MasterKey(_)
         | Command::Sandbox(_)
         | Command::Dashboard
+        | Command::Top(_)
         | Command::Template(_)
         | Command::Gc { .. }
         | Command::Backup(_)
@@ -206,6 +211,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         }
         Command::Sandbox(command) => sandboxes::run(settings, &command),
         Command::Dashboard => dashboard::run(settings),
+        Command::Top(args) => top::run(settings, &args),
         Command::Template(command) => template::run(settings, sources, command),
         Command::Gc { dry_run, cache, format } => transfer::collect(settings, dry_run, cache, format),
         Command::Backup(command) => backup::run(settings, sources, &command),

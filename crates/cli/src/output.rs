@@ -7,6 +7,8 @@ use clap::ValueEnum;
 use measure::table;
 use serde::Serialize;
 
+const MIB: u64 = 1 << 20;
+
 /// Output format of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -21,10 +23,19 @@ pub(crate) enum Format {
 /// # Errors
 /// When stdout cannot be written.
 pub(crate) fn text(text: &str) -> Result<()> {
+    is_read(text).map(|_| ())
+}
+
+/// Writes text to stdout. False if its reader has gone away.
+///
+/// # Errors
+/// When stdout cannot be written for another reason.
+pub(crate) fn is_read(text: &str) -> Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -32,13 +43,28 @@ pub(crate) fn text(text: &str) -> Result<()> {
 pub(crate) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() {
+        if c.is_control() || is_invisible(c) {
             safe.extend(c.escape_default());
         } else {
             safe.push(c);
         }
     }
     safe
+}
+
+/// Whether a character is not seen, but changes the order or the place of those that are.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// An amount of memory or disk.
+pub(crate) fn mib(bytes: u64) -> String {
+    let tenths = bytes.saturating_mul(10) / MIB;
+    match tenths {
+        0..100 => format!("{}.{} MiB", tenths / 10, tenths % 10),
+        _ => format!("{} MiB", tenths / 10),
+    }
 }
 
 /// Writes one line.
@@ -69,4 +95,22 @@ pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
 pub(crate) fn error(error: &anyhow::Error) {
     // If stderr is closed, there is nowhere to report it.
     let _ = writeln!(io::stderr().lock(), "ringfence: {error:#}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_amounts_have_a_digit_more() {
+        for (bytes, want) in [
+            (0, "0.0 MiB"),
+            (499_712, "0.4 MiB"),
+            (10 * MIB - 1, "9.9 MiB"),
+            (10 * MIB, "10 MiB"),
+        ] {
+            assert_eq!(mib(bytes), want);
+        }
+        assert_eq!(mib(u64::MAX), "1759218604441 MiB");
+    }
 }

@@ -5,17 +5,16 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use http::Method;
 use server::operator::{OperatorLogEntry, OperatorSandbox, OperatorUsage};
 
 use crate::args::{SandboxCommand, SandboxOrder};
 use crate::config::Config;
 use crate::data_dir::DataDir;
-use crate::operator::{answer, ask};
-use crate::output::{self, Format};
-
-const MIB: u64 = 1 << 20;
+use crate::inside;
+use crate::operator::{self, answer, ask};
+use crate::output::{self, Format, mib};
 
 /// Runs the command.
 ///
@@ -27,7 +26,10 @@ pub(crate) fn run(config: &Config, command: &SandboxCommand) -> Result<ExitCode>
         .enable_all()
         .build()
         .context("start the async runtime")?;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
+        if let Some(done) = Box::pin(inside::run(&dir, command)).await {
+            return done;
+        }
         match command {
             SandboxCommand::List { team, sort, format } => list(&dir, team.as_deref(), *sort, *format).await,
             SandboxCommand::Show { id, format } => show(&dir, id, *format).await,
@@ -38,9 +40,16 @@ pub(crate) fn run(config: &Config, command: &SandboxCommand) -> Result<ExitCode>
                 level,
                 format,
             } => logs(&dir, id, *limit, level, *format).await,
+            // Run above.
+            SandboxCommand::Exec(_) | SandboxCommand::Shell(_) | SandboxCommand::Cp(_) | SandboxCommand::Forward(_) => {
+                Ok(())
+            }
         }?;
         Ok(ExitCode::SUCCESS)
-    })
+    });
+    // A thread that waits for input or a file is not waited for.
+    runtime.shutdown_background();
+    done
 }
 
 async fn list(dir: &DataDir, team: Option<&str>, order: SandboxOrder, format: Format) -> Result<()> {
@@ -111,14 +120,6 @@ fn row(sandbox: &OperatorSandbox) -> Vec<String> {
         sandbox.started_at.clone(),
         sandbox.end_at.clone(),
     ]
-}
-
-pub(crate) fn mib(bytes: u64) -> String {
-    let tenths = bytes.saturating_mul(10) / MIB;
-    match tenths {
-        0..100 => format!("{}.{} MiB", tenths / 10, tenths % 10),
-        _ => format!("{} MiB", tenths / 10),
-    }
 }
 
 async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
@@ -198,9 +199,7 @@ fn line(entry: OperatorLogEntry) -> String {
 }
 
 fn path(id: &str, rest: &str) -> Result<String> {
-    if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
-        bail!("{id:?} is not a sandbox ID; see `ringfence sandbox list`");
-    }
+    operator::check_id(id)?;
     Ok(format!("/sandboxes/{id}{rest}"))
 }
 
@@ -222,19 +221,6 @@ mod tests {
             line,
             "2026-01-01T00:00:00Z warn  process: evil\\u{1b}[2J\\nname\\u{9b} cmd=\"a\\\"b\"\n"
         );
-    }
-
-    #[test]
-    fn small_amounts_have_a_digit_more() {
-        for (bytes, want) in [
-            (0, "0.0 MiB"),
-            (499_712, "0.4 MiB"),
-            (10 * MIB - 1, "9.9 MiB"),
-            (10 * MIB, "10 MiB"),
-        ] {
-            assert_eq!(mib(bytes), want);
-        }
-        assert_eq!(mib(u64::MAX), "1759218604441 MiB");
     }
 
     #[test]

@@ -34,8 +34,8 @@ use crate::config::Config;
 use crate::config::builds::registry_authorities;
 use crate::data_dir::DataDir;
 use crate::operator::{ask, decode, exchange, read};
+use crate::output::mib;
 use crate::output::{self, Format};
-use crate::sandboxes::mib;
 
 /// Size of a piece of a file on its way to the platform, in bytes.
 const PIECE: usize = 128 << 10;

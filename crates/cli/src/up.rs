@@ -30,6 +30,7 @@ use crate::config::Config;
 use crate::config::blobs::BlobConfig;
 use crate::config::builds::registry_authorities;
 use crate::config::egress::{authorities, upstream_roots};
+use crate::config::telemetry::TelemetryConfig;
 use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
@@ -225,6 +226,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
     if let Some(path) = &settings.webhooks_ca_file {
         webhooks.authorities = upstream_roots(path).context("webhooks.ca_file")?;
     }
+    let telemetry = settings.telemetry.as_ref().map(TelemetryConfig::load).transpose()?;
     let registry_authorities = registry_authorities(&settings.registry_ca_files)?;
     let store = open_store(settings).await?;
     let master = MasterKey::load_or_make(dir, &settings.master_key)?;
@@ -300,6 +302,7 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
                 ..settings.pause
             },
             webhooks,
+            telemetry,
             blobs,
             resources: settings.resources,
             egress,

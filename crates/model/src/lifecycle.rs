@@ -29,7 +29,7 @@
 //! | `pausing`, `resuming`, kept in memory | adopted as `paused` if they are stopped, and as `running` if not: what the kernel does decides | as `paused` |
 //! | `pausing`, kept on disk | adopted as `running`: they were not ended | as `paused` |
 //! | `resuming`, kept on disk | ended: no client knows what they have done | as `paused` |
-//! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted. As `paused` where an image of it is complete: its processes were written to disk after they had been stopped |
+//! | `paused`, kept in memory | adopted; they stay stopped | removed: it is lost, for example because the host restarted. As `paused` where a checkpoint of it is complete: its processes were written to disk after they had been stopped |
 //! | `paused`, kept on disk | the processes are ended: they would write to a disk that counts as saved | kept |
 //! | `gone` | removed | removed |
 
@@ -63,22 +63,23 @@ pub enum State {
 pub enum Kept {
     /// Its processes, stopped where they are, in the memory of the host. A restart of the host ends them.
     Memory,
-    /// Its disk, and an image of its processes beside it.
-    Image,
+    /// Its disk, and a checkpoint beside it: its processes, written to disk. Rows, messages and clients call it `image`.
+    #[serde(rename = "image")]
+    Checkpoint,
     /// Its disk.
     Filesystem,
 }
 
 impl Kept {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Memory, Self::Image, Self::Filesystem];
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Checkpoint, Self::Filesystem];
 
     /// The name in database columns and for clients.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
-            Self::Image => "image",
+            Self::Checkpoint => "image",
             Self::Filesystem => "filesystem",
         }
     }
@@ -132,10 +133,10 @@ pub struct IllegalTransition {
 pub enum Recovery {
     /// Adopts a sandbox that runs, and removes any other.
     Adopt,
-    /// Keeps the sandbox paused, as its [`Kept`] says.
-    Keep,
+    /// Keeps the sandbox paused, with what is kept of it.
+    Keep(Kept),
     /// Adopts the sandbox in the state in which its processes are, otherwise as [`Self::Keep`].
-    AdoptOrKeep,
+    AdoptOrKeep(Kept),
     /// Removes the sandbox.
     Remove,
 }
@@ -212,13 +213,15 @@ impl State {
         }
     }
 
-    /// What a start of the platform does with a sandbox whose row is in this state.
+    /// What a start of the platform does with a sandbox whose row is in this state, and has this as what is kept of it.
     #[must_use]
-    pub fn recovery(self) -> Recovery {
+    pub fn recovery(self, kept: Kept) -> Recovery {
         match self {
             Self::Running => Recovery::Adopt,
-            Self::Paused => Recovery::Keep,
-            Self::Pausing | Self::Resuming => Recovery::AdoptOrKeep,
+            Self::Paused => Recovery::Keep(kept),
+            // What was started anew on its disk has not got all that a client was told of it.
+            Self::Resuming if kept == Kept::Filesystem => Recovery::Keep(kept),
+            Self::Pausing | Self::Resuming => Recovery::AdoptOrKeep(kept),
             Self::Creating | Self::Stopping | Self::Gone => Recovery::Remove,
         }
     }
@@ -288,20 +291,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_has_the_names_that_earlier_versions_wrote() {
+        for (kept, name) in [
+            (Kept::Memory, "memory"),
+            (Kept::Checkpoint, "image"),
+            (Kept::Filesystem, "filesystem"),
+        ] {
+            assert_eq!(kept.as_str(), name);
+            assert_eq!(serde_json::to_value(kept).unwrap(), name);
+            assert_eq!(serde_json::from_value::<Kept>(name.into()).unwrap(), kept);
+        }
+    }
+
+    #[test]
     fn recovery_of_every_state() {
         use State::*;
-        let table = [
-            (Creating, Recovery::Remove),
-            (Running, Recovery::Adopt),
-            (Pausing, Recovery::AdoptOrKeep),
-            (Paused, Recovery::Keep),
-            (Resuming, Recovery::AdoptOrKeep),
-            (Stopping, Recovery::Remove),
-            (Gone, Recovery::Remove),
-        ];
-        assert_eq!(table.map(|(state, _)| state), State::ALL);
-        for (state, want) in table {
-            assert_eq!(state.recovery(), want, "{state:?}");
+        for kept in Kept::ALL {
+            let resuming = match kept {
+                Kept::Memory | Kept::Checkpoint => Recovery::AdoptOrKeep(kept),
+                Kept::Filesystem => Recovery::Keep(kept),
+            };
+            let table = [
+                (Creating, Recovery::Remove),
+                (Running, Recovery::Adopt),
+                (Pausing, Recovery::AdoptOrKeep(kept)),
+                (Paused, Recovery::Keep(kept)),
+                (Resuming, resuming),
+                (Stopping, Recovery::Remove),
+                (Gone, Recovery::Remove),
+            ];
+            assert_eq!(table.map(|(state, _)| state), State::ALL);
+            for (state, want) in table {
+                assert_eq!(state.recovery(kept), want, "{state:?} {kept:?}");
+            }
         }
     }
 }

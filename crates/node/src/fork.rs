@@ -51,7 +51,7 @@ pub(crate) async fn fork(
     handle: Arc<SandboxHandle>,
     request: ForkSandbox,
 ) -> Result<Vec<Result<StartedSandbox, NodeError>>, NodeError> {
-    if !shared.driver.capabilities().images {
+    if !shared.driver.capabilities().checkpoints {
         let why = "the host cannot copy the processes of sandboxes: it has no CRIU, or only too old a version of it";
         return Err(NodeError::Unsupported(why.to_owned()));
     }

@@ -208,7 +208,7 @@ impl Node {
     /// Whether the processes of sandboxes can be written to disk on this host.
     #[must_use]
     pub fn writes_processes(&self) -> bool {
-        self.shared.driver.capabilities().images
+        self.shared.driver.capabilities().checkpoints
     }
 
     /// Stops supervising all sandboxes and leaves them running, so that the next start can adopt them.

@@ -52,7 +52,7 @@ pub(crate) async fn copy(
     disk: &DiskId,
 ) -> Result<(Fork, Duration), NotCopied> {
     let because = |why: &str| NotCopied::Because(why.to_owned());
-    if !shared.driver.capabilities().images {
+    if !shared.driver.capabilities().checkpoints {
         return Err(because(
             "the host cannot copy processes: it has no CRIU, or only too old a version of it",
         ));
@@ -189,7 +189,7 @@ async fn restore(
         blocking(move || {
             let begun = Instant::now();
             let is_cancelled = || stop.is_cancelled() || begun.elapsed() >= COPY_TIMEOUT;
-            let obstacle = |image: &Path| driver.obstacle(image);
+            let obstacle = |checkpoint: &Path| driver.obstacle(checkpoint);
             driver.storage().copy_memory(&build, &to, &obstacle, &is_cancelled)
         })
         .await

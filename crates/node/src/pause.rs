@@ -69,7 +69,7 @@ pub(crate) async fn pause(
     let paused = tasks.spawn(async move {
         match keep {
             Kept::Memory => pausing.freeze(is_written_next).await,
-            Kept::Image => pausing.checkpoint(cancelled).await,
+            Kept::Checkpoint => pausing.checkpoint(cancelled).await,
             Kept::Filesystem => pausing.keep_files().await,
         }
     });
@@ -111,7 +111,7 @@ impl Pausing {
 
     /// Writes the processes and the disk, and ends them. Where that is not possible, they are stopped in memory.
     async fn checkpoint(self, cancelled: CancellationToken) -> Result<PausedSandbox, NodeError> {
-        if !self.shared.driver.capabilities().images {
+        if !self.shared.driver.capabilities().checkpoints {
             return self.freeze(false).await;
         }
         let mut attempt = 1;
@@ -120,7 +120,7 @@ impl Pausing {
             let begun = self.begin().await?;
             let was_frozen = begun.was_frozen;
             let Err(error) = checkpoint::write(&self.shared, &self.handle, &cancelled, &cancel).await else {
-                return Ok(self.end(begun, Kept::Image).await);
+                return Ok(self.end(begun, Kept::Checkpoint).await);
             };
             if self.handle.is_ending() {
                 return Err(self.not_found());
@@ -238,13 +238,13 @@ async fn pause_again(shared: &Arc<Shared>, request: &PauseSandbox) -> Result<Pau
     }
     if request.keep == Kept::Filesystem {
         let (driver, of) = (Arc::clone(&shared.driver), (id.clone(), kept.disk.clone()));
-        let forgotten = blocking(move || driver.storage().forget_image(&of.0, &of.1))
+        let forgotten = blocking(move || driver.storage().forget_checkpoint(&of.0, &of.1))
             .await
             .and_then(|done| done);
         forgotten.map_err(|error| NodeError::Failed(Failure::during("remove the checkpoint", &error)))?;
     }
-    let kept_of = if shared.driver.storage().has_image(id, &kept.disk) {
-        Kept::Image
+    let kept_of = if shared.driver.storage().has_checkpoint(id, &kept.disk) {
+        Kept::Checkpoint
     } else {
         Kept::Filesystem
     };

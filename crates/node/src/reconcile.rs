@@ -48,14 +48,14 @@ fn decide(wanted: Option<WantedState>, is_alive: bool, has_checkpoint: bool, is_
     match wanted {
         // The checkpoint is removed before the processes continue, so these have done nothing since it was written, or were
         // just restored from it. Some of what the host has to give them went with the platform.
-        Some(WantedState::RunningOrPaused(Kept::Image)) if is_alive && has_checkpoint => Decision::KeepDisk,
+        Some(WantedState::RunningOrPaused(Kept::Checkpoint)) if is_alive && has_checkpoint => Decision::KeepDisk,
         // The same when it was written after it had been paused in memory, whether or not they were ended then.
         Some(WantedState::Paused(Kept::Memory)) if has_checkpoint => Decision::KeepDisk,
         Some(WantedState::Running | WantedState::RunningOrPaused(_)) if is_alive => Decision::Adopt,
         Some(WantedState::Paused(Kept::Memory)) if is_alive => Decision::Adopt,
         Some(
-            WantedState::Paused(Kept::Image | Kept::Filesystem)
-            | WantedState::RunningOrPaused(Kept::Image | Kept::Filesystem),
+            WantedState::Paused(Kept::Checkpoint | Kept::Filesystem)
+            | WantedState::RunningOrPaused(Kept::Checkpoint | Kept::Filesystem),
         ) => Decision::KeepDisk,
         // A row that was written later was lost with the power of the host.
         Some(WantedState::Running | WantedState::Paused(_) | WantedState::RunningOrPaused(_)) if is_saved => {
@@ -83,8 +83,8 @@ pub(crate) async fn adopt_all(
 
     // Names of two files, which are looked for.
     let kept_of = |id: &SandboxId, disk: &DiskId| {
-        if shared.driver.storage().has_image(id, disk) {
-            Kept::Image
+        if shared.driver.storage().has_checkpoint(id, disk) {
+            Kept::Checkpoint
         } else {
             Kept::Filesystem
         }
@@ -95,8 +95,8 @@ pub(crate) async fn adopt_all(
         let wanted = wanted.remove(&found.id);
         let is_saved = noted.remove(&found.id).is_some_and(|noted| noted.is_saved);
         let state = wanted.as_ref().map(|wanted| wanted.state);
-        let has_image = shared.driver.storage().has_image(&found.id, &found.disk);
-        match decide(state, found.alive.is_some(), has_image, is_saved) {
+        let has_checkpoint = shared.driver.storage().has_checkpoint(&found.id, &found.disk);
+        match decide(state, found.alive.is_some(), has_checkpoint, is_saved) {
             Decision::Adopt => {
                 disks.push(found.disk.clone());
                 adopt.extend(wanted.map(|wanted| (found, wanted)));
@@ -112,7 +112,7 @@ pub(crate) async fn adopt_all(
     for (id, KeptDisk { disk, is_saved, .. }) in noted {
         let state = wanted.get(&id).map(|wanted| wanted.state);
         let kept = kept_of(&id, &disk);
-        if decide(state, false, kept == Kept::Image, is_saved) == Decision::KeepDisk {
+        if decide(state, false, kept == Kept::Checkpoint, is_saved) == Decision::KeepDisk {
             keep.push((id, disk, kept));
         }
     }
@@ -161,8 +161,8 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
     let sandbox = alive?;
     // One that was written when the platform ended is not what these processes make of the disk.
     let driver = Arc::clone(&shared.driver);
-    let image_of = (id.clone(), disk.clone());
-    if let Err(error) = blocking(move || driver.storage().forget_image(&image_of.0, &image_of.1))
+    let of = (id.clone(), disk.clone());
+    if let Err(error) = blocking(move || driver.storage().forget_checkpoint(&of.0, &of.1))
         .await
         .and_then(|done| done)
     {
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn what_is_done_with_what_is_found() {
         use Decision::{Adopt, KeepDisk, Remove};
-        use Kept::{Filesystem, Image, Memory};
+        use Kept::{Checkpoint, Filesystem, Memory};
         use WantedState::{Paused, Running, RunningOrPaused};
         #[rustfmt::skip]
         let table = [
@@ -266,8 +266,8 @@ mod tests {
             (Some(RunningOrPaused(Memory)),     [Adopt,    KeepDisk, Remove]),
             (Some(Paused(Filesystem)),          [KeepDisk, KeepDisk, KeepDisk]),
             (Some(RunningOrPaused(Filesystem)), [Adopt,    KeepDisk, KeepDisk]),
-            (Some(Paused(Image)),               [KeepDisk, KeepDisk, KeepDisk]),
-            (Some(RunningOrPaused(Image)),      [Adopt,    KeepDisk, KeepDisk]),
+            (Some(Paused(Checkpoint)),          [KeepDisk, KeepDisk, KeepDisk]),
+            (Some(RunningOrPaused(Checkpoint)), [Adopt,    KeepDisk, KeepDisk]),
         ];
         for (wanted, [alive, saved, neither]) in table {
             assert_eq!(decide(wanted, true, false, false), alive, "{wanted:?}");
@@ -276,7 +276,7 @@ mod tests {
             // Only where it was being paused or resumed with its processes, or was to be written after it had been paused in
             // memory, a checkpoint is more than they are.
             let (alive_with_checkpoint, with_checkpoint) = match wanted {
-                Some(RunningOrPaused(Image) | Paused(Memory)) => (KeepDisk, KeepDisk),
+                Some(RunningOrPaused(Checkpoint) | Paused(Memory)) => (KeepDisk, KeepDisk),
                 _ => (alive, neither),
             };
             assert_eq!(decide(wanted, true, true, false), alive_with_checkpoint, "{wanted:?}");

@@ -201,7 +201,7 @@ async fn clean_failed_start(
 
 /// Lets the workload of a sandbox continue whose processes were restored.
 fn let_continue(storage: &Storage, id: &SandboxId, disk: &DiskId, sandbox: &dyn Sandbox) -> io::Result<()> {
-    storage.forget_image(id, disk)?;
+    storage.forget_checkpoint(id, disk)?;
     sandbox.thaw()?;
     if let Err(error) = sandbox.respawn() {
         // It is tried again when the events of the agent are followed.

@@ -151,7 +151,7 @@ impl Attachment {
     }
 
     /// Like [`Self::set_policy`], for a sandbox whose processes are stopped, to be written to disk. Connections that
-    /// the policy does not allow are reset outside at once, and in the sandbox with the next policy: an image does not
+    /// the policy does not allow are reset outside at once, and in the sandbox with the next policy: a checkpoint does not
     /// contain the error of a socket, so a connection that is reset before it is written would seem to have been closed
     /// properly.
     pub fn hold(&self, policy: EgressPolicy) {

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use model::id::{BuildId, DiskId, SandboxId};
 
-use crate::disk::image_path;
+use crate::disk;
 use crate::kept::KeptDisks;
 use crate::layers::Layers;
 use crate::memories::Memories;
 
-/// The files of the memory of a snapshot: the image of its processes and its disk. None if there is no such memory.
+/// The files of the memory of a snapshot: its checkpoint and its disk. None if there is no such memory.
 ///
 /// # Errors
 /// When the data directory cannot be read, or one of the files is missing.
@@ -26,8 +26,8 @@ pub fn files_of_memory(data_dir: &Path, build: &BuildId) -> io::Result<Option<Ve
     Ok(Some(files))
 }
 
-/// The files of a sandbox that is paused on disk: its disk, and the image of its processes if there is one. None if its
-/// disk is not kept, or not complete.
+/// The files of a sandbox that is paused on disk: its disk, and its checkpoint if there is one. None if its disk is not
+/// kept, or not complete.
 ///
 /// # Errors
 /// When the data directory cannot be read, or one of the files is missing: it was started or removed meanwhile.
@@ -41,9 +41,9 @@ pub fn files_of_kept(data_dir: &Path, id: &SandboxId) -> io::Result<Option<Vec<P
 }
 
 fn files_of_disk(data_dir: &Path, disk: &DiskId) -> io::Result<Vec<PathBuf>> {
-    let image = PathBuf::from(image_path(disk));
-    fs::metadata(data_dir.join(&image))?;
-    let mut files = vec![image];
+    let path = PathBuf::from(disk::path_of(disk));
+    fs::metadata(data_dir.join(&path))?;
+    let mut files = vec![path];
     // That of a sandbox of `base` has no record.
     let record = Layers::record_path(disk);
     if data_dir.join(&record).try_exists()? {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_has_its_disk_its_record_and_its_image() {
+    fn what_is_kept_has_its_disk_its_record_and_its_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = dir.path();
         fs::create_dir(data_dir.join("disks")).unwrap();
@@ -93,8 +93,8 @@ mod tests {
         let base = format!("disks/{disk}");
         fs::write(data_dir.join(format!("{base}.img")), "disk").unwrap();
         fs::write(data_dir.join(format!("{base}.rootfs")), "{}").unwrap();
-        fs::create_dir(kept.image(&id, &disk)).unwrap();
-        fs::write(kept.image(&id, &disk).join("pages-1.img"), "memory").unwrap();
+        fs::create_dir(kept.checkpoint(&id, &disk)).unwrap();
+        fs::write(kept.checkpoint(&id, &disk).join("pages-1.img"), "memory").unwrap();
         let found = files_of_kept(data_dir, &id).unwrap().unwrap();
         let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
         let below = format!("kept/ione.{disk}");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_has_its_image_and_its_disk() {
+    fn a_memory_has_its_checkpoint_and_its_disk() {
         let dir = tempfile::tempdir().unwrap();
         let data_dir = dir.path();
         let build: BuildId = "11111111-2222-4333-8444-555555555555".parse().unwrap();

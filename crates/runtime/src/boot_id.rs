@@ -5,7 +5,7 @@
 //! when it is started from files or is a copy of another sandbox. Programs tell by it whether what they wrote down about
 //! processes still holds.
 //!
-//! It is a file of the sandbox's fixtures, which covers that of the kernel, and is noted in an image of its processes.
+//! It is a file of the sandbox's fixtures, which covers that of the kernel, and is noted in its checkpoint.
 
 use std::fmt;
 use std::io;

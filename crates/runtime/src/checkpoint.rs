@@ -1,7 +1,7 @@
-//! Images of the processes of a sandbox, written and restored by CRIU, a separate program that is found at run time.
+//! Checkpoints: the processes of a sandbox on disk, written and restored by CRIU, a separate program that is found at run time.
 //!
 //! A sandbox is written while all of its processes are frozen and its agent is quiet (`protocol::agent::quiet`), and its
-//! processes are ended only when the image and the disk are complete and written out. A restore is a start (`launcher`)
+//! processes are ended only when the checkpoint and the disk are complete and written out. A restore is a start (`launcher`)
 //! in which CRIU makes the processes. CRIU runs as the first user of the sandbox's id range (`preload`), because what it
 //! makes belongs to that user then, as in every other sandbox.
 //!
@@ -41,18 +41,18 @@ use serde::{Deserialize, Serialize};
 use self::host::HostFeatures;
 use crate::boot_id::{self, BootId};
 
-/// File in the directory of an image that says what it was written from.
+/// File in the directory of a checkpoint that says what it was written from.
 pub(crate) const ABOUT: &str = "about.json";
 
-/// What an image was written from.
+/// What a checkpoint was written from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct About {
-    /// Features of the host on which the image was written.
+    /// Features of the host on which the checkpoint was written.
     #[serde(flatten)]
     pub(crate) host: HostFeatures,
     /// Hash of the agent's program.
     pub(crate) agent: String,
-    /// Mount points, in the order of their names in the image.
+    /// Mount points, in the order of their names in the checkpoint.
     pub(crate) mounts: Vec<String>,
     /// The run of the sandbox that was written. Earlier versions noted none.
     #[serde(default)]
@@ -81,12 +81,12 @@ impl Run {
 }
 
 impl About {
-    /// Reads what is known of an image.
+    /// Reads what is known of a checkpoint.
     ///
     /// # Errors
     /// When it is not there or damaged.
-    pub(crate) fn of(image: &Path) -> io::Result<Self> {
-        Ok(serde_json::from_slice(&std::fs::read(image.join(ABOUT))?)?)
+    pub(crate) fn of(checkpoint: &Path) -> io::Result<Self> {
+        Ok(serde_json::from_slice(&std::fs::read(checkpoint.join(ABOUT))?)?)
     }
 
     /// Boot id for a restore: the one from before, or a new one if it is a copy of the sandbox that was written.
@@ -97,7 +97,7 @@ impl About {
         }
     }
 
-    fn write(&self, image: &Path) -> io::Result<()> {
-        std::fs::write(image.join(ABOUT), serde_json::to_vec(self)?)
+    fn write(&self, checkpoint: &Path) -> io::Result<()> {
+        std::fs::write(checkpoint.join(ABOUT), serde_json::to_vec(self)?)
     }
 }

@@ -64,7 +64,7 @@ fn commit(data: BorrowedFd<'_>, order: &Commit, budget: &Budget<'_>) -> Result<(
     budget.check()?;
     let image = rustix::fs::openat(
         data,
-        disk::image_path(&order.disk),
+        disk::path_of(&order.disk),
         OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
         Mode::empty(),
     )?;

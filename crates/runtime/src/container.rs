@@ -121,7 +121,7 @@ impl ContainerDriver {
             uncharged_memory: tree.sum().is_some(),
             process_counter: processes.is_some(),
             freeze: tree.can_freeze(),
-            images: criu.is_some(),
+            checkpoints: criu.is_some(),
             layers: true,
             egress: egress_support(),
         };
@@ -221,7 +221,7 @@ impl Driver for ContainerDriver {
                     self.release_slot(&request.id);
                     return Err(refused);
                 }
-                image => Some(image?),
+                checkpoint => Some(checkpoint?),
             }
         } else {
             None
@@ -258,7 +258,7 @@ impl Driver for ContainerDriver {
                     (false, None) => return Err(io::Error::other("unexpected reply from the launcher").into()),
                     (true, figures) => {
                         let subject = running.subject(self);
-                        match self.storage.copied_image_bytes(&name.disk) {
+                        match self.storage.copied_checkpoint_bytes(&name.disk) {
                             Some(_) => subject.wake_copy(figures.as_ref())?,
                             None => subject.wake_agent(figures.as_ref())?,
                         }
@@ -317,10 +317,10 @@ impl Driver for ContainerDriver {
         is_gone
     }
 
-    fn obstacle(&self, image: &Path) -> io::Result<Option<String>> {
+    fn obstacle(&self, checkpoint: &Path) -> io::Result<Option<String>> {
         match &self.criu {
             None => Ok(Some(NO_CRIU.to_owned())),
-            Some(criu) => self.unfit(criu, image),
+            Some(criu) => self.unfit(criu, checkpoint),
         }
     }
 

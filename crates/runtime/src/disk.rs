@@ -51,15 +51,15 @@ const COPIED_AT_ONCE: u64 = 64 << 20;
 /// Number of retries when another process takes the free loop device first.
 const LOOP_ATTEMPTS: usize = 64;
 
-/// Name of the image of a disk, below the data directory.
-pub(crate) fn image_path(disk: &DiskId) -> String {
+/// Path of the file of a disk, below the data directory.
+pub(crate) fn path_of(disk: &DiskId) -> String {
     format!("disks/{disk}.img")
 }
 
 /// Opens the image of a disk that exists.
 pub(crate) fn open(data_dir: BorrowedFd<'_>, disk: &DiskId) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(data_dir, image_path(disk), flags, Mode::empty())?)
+    Ok(rustix::fs::openat(data_dir, path_of(disk), flags, Mode::empty())?)
 }
 
 /// Whether the file system of an image was unmounted after its last change, and has no errors that the kernel knows of.
@@ -276,7 +276,7 @@ impl Template {
     /// Writes a new image with a random UUID; an existing one is never overwritten. With `reserve`, the host allocates
     /// all of its blocks now, so that no write in the sandbox can ever fail because the host's disk is full.
     pub(crate) fn instantiate(&self, data_dir: BorrowedFd<'_>, disk: &DiskId, reserve: bool) -> io::Result<OwnedFd> {
-        self.write(data_dir, &image_path(disk), reserve)
+        self.write(data_dir, &path_of(disk), reserve)
     }
 
     fn write(&self, data_dir: BorrowedFd<'_>, path: &str, reserve: bool) -> io::Result<OwnedFd> {
@@ -346,7 +346,7 @@ impl Spare {
     pub(crate) fn into_disk(mut self, disk: &DiskId) -> io::Result<OwnedFd> {
         let mount = self.mount.try_clone()?;
         let (dir, flags) = (&self.data_dir, RenameFlags::NOREPLACE);
-        rustix::fs::renameat_with(dir, &self.name, dir, image_path(disk), flags)?;
+        rustix::fs::renameat_with(dir, &self.name, dir, path_of(disk), flags)?;
         self.used = true;
         Ok(mount)
     }
@@ -493,7 +493,7 @@ mod tests {
             template.instantiate(held.as_fd(), &disk, false).unwrap();
             let again = template.instantiate(held.as_fd(), &disk, false).unwrap_err();
             assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
-            let path = dir.path().join(image_path(&disk));
+            let path = dir.path().join(path_of(&disk));
             let check = Command::new("/sbin/e2fsck")
                 .args(["-f", "-n"])
                 .arg(&path)
@@ -521,7 +521,7 @@ mod tests {
         let template = Template::load(held.as_fd(), 64).unwrap();
         let disk: DiskId = "0".parse().unwrap();
         let image: File = template.instantiate(held.as_fd(), &disk, false).unwrap().into();
-        let path = dir.path().join(image_path(&disk));
+        let path = dir.path().join(path_of(&disk));
         assert!(is_clean(&path).unwrap());
         // As the kernel leaves it while it is mounted, with a directory that was not written.
         for change in ["ssv state 0", "clri root/work"] {

@@ -68,13 +68,13 @@ pub trait Driver: Debug + Send + Sync {
     /// afterwards.
     fn dismantle(&self);
 
-    /// Why a complete image of processes ([`Sandbox::fork`]) cannot be restored here, as a text for the client; none if
+    /// Why a complete checkpoint ([`Sandbox::fork`]) cannot be restored here, as a text for the client; none if
     /// it can be.
     ///
     /// # Errors
-    /// When the image cannot be read.
-    fn obstacle(&self, image: &Path) -> io::Result<Option<String>> {
-        let _ = image;
+    /// When the checkpoint cannot be read.
+    fn obstacle(&self, checkpoint: &Path) -> io::Result<Option<String>> {
+        let _ = checkpoint;
         Ok(Some(Unsupported("cannot be restored with their processes").to_string()))
     }
 
@@ -143,8 +143,8 @@ pub struct Capabilities {
     pub process_counter: bool,
     /// The processes of a sandbox can be stopped where they are ([`Sandbox::freeze`]).
     pub freeze: bool,
-    /// Images of processes can be written and restored.
-    pub images: bool,
+    /// Checkpoints can be written and restored.
+    pub checkpoints: bool,
     /// Layers can be stored, and sandboxes started from them.
     pub layers: bool,
     /// A gateway can be given what sandboxes send to the outside ([`Sandbox::egress`]).
@@ -160,8 +160,8 @@ pub struct StartRequest {
     pub disk: StartDisk,
     /// Its resource limits, including the size of a new disk.
     pub resources: Resources,
-    /// Whether its processes are restored from their image ([`Sandbox::write_processes`]), on a kept disk. They stay frozen
-    /// but for the agent until [`Sandbox::thaw`]; a spawner has to be made afterwards. The image remains.
+    /// Whether its processes are restored from their checkpoint ([`Sandbox::write_processes`]), on a kept disk. They stay frozen
+    /// but for the agent until [`Sandbox::thaw`]; a spawner has to be made afterwards. The checkpoint remains.
     pub restore: bool,
 }
 
@@ -202,7 +202,7 @@ pub enum StartError {
     /// A layer of its file system is not stored. Nothing was started.
     #[error("layer {0} is not stored")]
     NoLayer(LayerId),
-    /// The image of its processes cannot be restored, for a reason that is for the client. Nothing was started.
+    /// The checkpoint cannot be restored, for a reason that is for the client. Nothing was started.
     #[error("{0}")]
     Unrestorable(String),
     /// A step failed. Nothing is running any more; [`Driver::clean`] has to be called, and for a new disk
@@ -426,8 +426,8 @@ pub trait Sandbox: Debug + Send + Sync {
         Ok(false)
     }
 
-    /// Writes an image of the processes of a sandbox, whose disk is kept ([`Storage::keep`]). All processes are at rest
-    /// meanwhile, and connections to the agent are closed. `stopped` is called when the workload is. When the image is
+    /// Writes a checkpoint of a sandbox whose disk is kept ([`Storage::keep`]). All processes are at rest
+    /// meanwhile, and connections to the agent are closed. `stopped` is called when the workload is. When the checkpoint is
     /// complete and written out, `complete` is called, which writes out the disk; then the processes are ended, by this or by
     /// the caller. When something fails, `complete` included, they go on, but for the spawner, which has to be made anew.
     /// Blocks for as long as it takes. Once `cancel` is requested, the processes go on within milliseconds, unless `complete`
@@ -448,7 +448,7 @@ pub trait Sandbox: Debug + Send + Sync {
     /// Copies a running sandbox, with its processes and its disk, as it is at one moment. Every process is stopped meanwhile
     /// and continues before this returns, also after an error; then the spawner has to be made anew. Connections to the
     /// agent's port and to the outside stay as they are. From the copy another sandbox is started, as on a kept disk with
-    /// an image ([`StartRequest::restore`]); until then it belongs to none, and does not survive the platform. Returns how
+    /// a checkpoint ([`StartRequest::restore`]); until then it belongs to none, and does not survive the platform. Returns how
     /// long the processes were stopped. Blocks for as long as it takes, or until `is_cancelled`.
     ///
     /// # Errors
@@ -472,7 +472,7 @@ pub trait Sandbox: Debug + Send + Sync {
         Err(io::Error::from(Unsupported("cannot be copied while they run")).into())
     }
 
-    /// Has the agent accept connections again, after a platform has ended while it wrote an image. Otherwise nothing changes.
+    /// Has the agent accept connections again, after a platform has ended while it wrote a checkpoint. Otherwise nothing changes.
     ///
     /// # Errors
     /// When the agent does not respond.

@@ -4,8 +4,8 @@
 //!   kept/<sandbox>.<disk>/         the disk is kept; what else there is of the sandbox lies in here
 //!   kept/<sandbox>.<disk>/saved    it is complete, and nothing has used it since
 //!   kept/<sandbox>.<disk>/base     the version of `base` that its files lie above, if that is known
-//!   kept/<sandbox>.<disk>/image    the image of its processes, complete
-//!   kept/<sandbox>.<disk>/image.new an image that is being written
+//!   kept/<sandbox>.<disk>/image    its checkpoint, complete; earlier versions wrote this name
+//!   kept/<sandbox>.<disk>/image.new a checkpoint that is being written
 //!   kept/removed.…                 was forgotten, and is about to be removed
 //! ```
 //!
@@ -27,15 +27,15 @@ use crate::stored::KeptDisk;
 const DIRECTORY: &str = "kept";
 const SAVED: &str = "saved";
 const BASE: &str = "base";
-const IMAGE: &str = "image";
-const UNFINISHED_IMAGE: &str = "image.new";
+const CHECKPOINT: &str = "image";
+const UNFINISHED_CHECKPOINT: &str = "image.new";
 const REMOVED: &str = "removed.";
 
 /// The kept disks of a data directory.
 #[derive(Debug)]
 pub(crate) struct KeptDisks {
     dir: PathBuf,
-    /// Number of images that were removed.
+    /// Number of checkpoints that were removed.
     removed: AtomicU64,
 }
 
@@ -87,63 +87,63 @@ impl KeptDisks {
         Ok(path)
     }
 
-    /// The image of the processes of a sandbox.
-    pub(crate) fn image(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
-        self.path(id, disk).join(IMAGE)
+    /// Path of the checkpoint of a sandbox.
+    pub(crate) fn checkpoint(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
+        self.path(id, disk).join(CHECKPOINT)
     }
 
-    /// Path of the image while it is written.
-    pub(crate) fn unfinished_image(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
-        self.path(id, disk).join(UNFINISHED_IMAGE)
+    /// Path of a checkpoint while it is written.
+    pub(crate) fn unfinished_checkpoint(&self, id: &SandboxId, disk: &DiskId) -> PathBuf {
+        self.path(id, disk).join(UNFINISHED_CHECKPOINT)
     }
 
-    /// Notes that the image is complete. Survives a power cut when this returns.
+    /// Notes that the checkpoint is complete. Survives a power cut when this returns.
     ///
     /// # Errors
     /// When the directory cannot be written.
-    pub(crate) fn finish_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-        fs::rename(self.unfinished_image(id, disk), self.image(id, disk))?;
+    pub(crate) fn finish_checkpoint(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        fs::rename(self.unfinished_checkpoint(id, disk), self.checkpoint(id, disk))?;
         sync(&self.path(id, disk))
     }
 
-    /// Removes the images of a sandbox. When this returns, none counts any more, also after a power cut: what runs next
-    /// changes the disk, and the image with it would be neither of the two. Their space is given back in the background.
+    /// Removes the checkpoints of a sandbox. When this returns, none counts any more, also after a power cut: what runs next
+    /// changes the disk, and the checkpoint with it would be neither of the two. Their space is given back in the background.
     ///
     /// # Errors
     /// When the directory cannot be written.
-    pub(crate) fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-        if let Some(unfinished) = self.take_away(&self.unfinished_image(id, disk), disk)? {
+    pub(crate) fn forget_checkpoint(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        if let Some(unfinished) = self.take_away(&self.unfinished_checkpoint(id, disk), disk)? {
             remove_later(&unfinished);
         }
-        if let Some(image) = self.take_away(&self.image(id, disk), disk)? {
+        if let Some(checkpoint) = self.take_away(&self.checkpoint(id, disk), disk)? {
             if let Err(error) = sync(&self.path(id, disk)) {
-                // Who cannot go on without this still has the image.
-                fs::rename(image, self.image(id, disk))?;
+                // Who cannot go on without this still has the checkpoint.
+                fs::rename(checkpoint, self.checkpoint(id, disk))?;
                 return Err(error);
             }
-            remove_later(&image);
+            remove_later(&checkpoint);
         }
         Ok(())
     }
 
-    /// Forgets an image like [`Self::forget_image`], if it does not count after a power cut anyway: nothing but
+    /// Forgets a checkpoint like [`Self::forget_checkpoint`], if it does not count after a power cut anyway: nothing but
     /// [`Self::note`] was called for its sandbox.
     ///
     /// # Errors
     /// When the directory cannot be written.
     pub(crate) fn forget_copy(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-        if let Some(image) = self.take_away(&self.image(id, disk), disk)? {
-            remove_later(&image);
+        if let Some(checkpoint) = self.take_away(&self.checkpoint(id, disk), disk)? {
+            remove_later(&checkpoint);
         }
         Ok(())
     }
 
-    /// Renames an image to what is about to be removed, and returns that; none if there is no image.
-    fn take_away(&self, image: &Path, disk: &DiskId) -> io::Result<Option<PathBuf>> {
+    /// Renames a checkpoint to what is about to be removed, and returns that; none if there is no checkpoint.
+    fn take_away(&self, checkpoint: &Path, disk: &DiskId) -> io::Result<Option<PathBuf>> {
         loop {
             let number = self.removed.fetch_add(1, Ordering::Relaxed);
             let removed = self.dir.join(format!("{REMOVED}{disk}.{number}"));
-            match fs::rename(image, &removed) {
+            match fs::rename(checkpoint, &removed) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 // Left by an earlier platform.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
@@ -253,7 +253,7 @@ fn write(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
 fn remove_later(path: &Path) {
     let remove = |path: &Path| {
         if let Err(error) = remove_all(path) {
-            tracing::warn!(path = %path.display(), "remove an image: {error}");
+            tracing::warn!(path = %path.display(), "remove a checkpoint: {error}");
         }
     };
     let in_background = std::thread::Builder::new().name("remove-image".to_owned()).spawn({
@@ -321,21 +321,21 @@ mod tests {
     }
 
     #[test]
-    fn images_do_not_count_once_they_are_forgotten() {
+    fn checkpoints_do_not_count_once_they_are_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let kept = KeptDisks::open(dir.path()).unwrap();
         let (id, disk): (SandboxId, DiskId) = ("ione".parse().unwrap(), "17".parse().unwrap());
         kept.keep(&id, &disk, None).unwrap();
-        kept.forget_image(&id, &disk).unwrap();
+        kept.forget_checkpoint(&id, &disk).unwrap();
         // An earlier platform was interrupted when it removed one.
         fs::create_dir_all(dir.path().join(DIRECTORY).join("removed.17.2/left")).unwrap();
         for _ in 0..3 {
-            fs::create_dir(kept.unfinished_image(&id, &disk)).unwrap();
-            fs::write(kept.unfinished_image(&id, &disk).join("pages-1.img"), "memory").unwrap();
-            kept.finish_image(&id, &disk).unwrap();
-            fs::create_dir(kept.unfinished_image(&id, &disk)).unwrap();
-            kept.forget_image(&id, &disk).unwrap();
-            assert!(!kept.image(&id, &disk).exists() && !kept.unfinished_image(&id, &disk).exists());
+            fs::create_dir(kept.unfinished_checkpoint(&id, &disk)).unwrap();
+            fs::write(kept.unfinished_checkpoint(&id, &disk).join("pages-1.img"), "memory").unwrap();
+            kept.finish_checkpoint(&id, &disk).unwrap();
+            fs::create_dir(kept.unfinished_checkpoint(&id, &disk)).unwrap();
+            kept.forget_checkpoint(&id, &disk).unwrap();
+            assert!(!kept.checkpoint(&id, &disk).exists() && !kept.unfinished_checkpoint(&id, &disk).exists());
         }
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         let entries = || fs::read_dir(dir.path().join(DIRECTORY)).unwrap().count();

@@ -192,7 +192,7 @@ impl Launcher {
             let started = Name::parse(&name).ok_or(io::ErrorKind::InvalidInput.into());
             let started = started.and_then(|name| match &processes {
                 None => self.start(&name, base_id, &rootfs, on_kept_disk, &resources, socket.as_fd()),
-                Some(image) => self.restore(&name, base_id, &rootfs, &resources, image, socket.as_fd()),
+                Some(checkpoint) => self.restore(&name, base_id, &rootfs, &resources, checkpoint, socket.as_fd()),
             });
             let (reply, fds) = started.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();

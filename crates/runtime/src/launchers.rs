@@ -34,7 +34,7 @@ const RESPAWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a launcher may take to end once its socket is closed, and again after it was killed. It ends immediately or
 /// after its current step; only one that is blocked in the kernel, for example on disk I/O, survives being killed.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a process may take to put back what it has changed for an image. It takes milliseconds; the bound is for a disk
+/// How long a process may take to put back what it has changed for a checkpoint. It takes milliseconds; the bound is for a disk
 /// that blocks it.
 const GIVE_UP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long launchers of an earlier platform may take to notice its end before they are killed.
@@ -108,7 +108,7 @@ impl Pool {
         let mut free = self.free.lock();
         loop {
             let launcher = match self.work {
-                // It has opened what an image needs, such as the program of its agent.
+                // It has opened what a checkpoint needs, such as the program of its agent.
                 Work::Restores => free.ready.pop_back(),
                 // It has a disk ready.
                 _ => free.ready.pop_front(),
@@ -374,7 +374,7 @@ impl Once {
         }
         match reply {
             Ok(_) => self.has_put_back = true,
-            Err(error) => tracing::warn!("give up writing an image: {error}"),
+            Err(error) => tracing::warn!("give up writing a checkpoint: {error}"),
         }
     }
 

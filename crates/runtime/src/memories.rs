@@ -1,7 +1,7 @@
 //! The memory of snapshots: copies of sandboxes, which outlive them, and from which others are started.
 //!
 //! ```text
-//!   memories/<build>.<disk>/image   the image of the processes
+//!   memories/<build>.<disk>/image   its checkpoint
 //!   memories/<build>.<disk>/base    the version of `base` below its files, if it has one
 //!   memories/removed.<disk>         is about to be removed
 //!   disks/<disk>.img, .rootfs       the disk, as that of a sandbox
@@ -20,7 +20,7 @@ use model::id::{BuildId, DiskId};
 use crate::kept::sync;
 
 const DIRECTORY: &str = "memories";
-const IMAGE: &str = "image";
+const CHECKPOINT: &str = "image";
 const BASE: &str = "base";
 const REMOVED: &str = "removed.";
 
@@ -44,9 +44,9 @@ impl Memory {
         &self.path
     }
 
-    /// The image of its processes.
-    pub(crate) fn image(&self) -> PathBuf {
-        self.path.join(IMAGE)
+    /// Path of its checkpoint.
+    pub(crate) fn checkpoint(&self) -> PathBuf {
+        self.path.join(CHECKPOINT)
     }
 
     /// The version of `base` that its files lie above.
@@ -69,7 +69,7 @@ impl Memories {
         Ok(Self { dir })
     }
 
-    /// Takes over a directory with an image, which is written out, and whose disk is. Survives a power cut when this returns.
+    /// Takes over a directory with a checkpoint, which is written out, and whose disk is. Survives a power cut when this returns.
     ///
     /// # Errors
     /// When there is one for the build already, and when the directories cannot be written.
@@ -161,7 +161,7 @@ mod tests {
         let build: BuildId = "11111111-2222-4333-8444-555555555555".parse().unwrap();
         let disk: DiskId = "d0123456789abcdefghij".parse().unwrap();
         let from = dir.path().join("from");
-        fs::create_dir_all(from.join(IMAGE)).unwrap();
+        fs::create_dir_all(from.join(CHECKPOINT)).unwrap();
         fs::write(from.join(BASE), "0123").unwrap();
         let taken = memories.take(&from, &build, &disk).unwrap();
         assert!(!from.exists());
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(memories.list().unwrap(), std::slice::from_ref(&taken));
         assert_eq!(memories.find(&build).unwrap(), Some(taken.clone()));
         assert_eq!(taken.base().as_deref(), Some("0123"));
-        assert!(taken.image().is_dir());
+        assert!(taken.checkpoint().is_dir());
         fs::create_dir(&from).unwrap();
         let again = memories.take(&from, &build, &disk).unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);

@@ -85,7 +85,7 @@ pub(crate) enum When {
 
 /// How a mount gets into a checkpoint, and out of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Checkpoint {
+pub(crate) enum Treatment {
     /// CRIU restores the mount.
     Restored,
     /// A checkpoint leaves the mount out, and a restore attaches it when the network of the sandbox exists.
@@ -254,10 +254,10 @@ pub(crate) fn processors(points: &[String]) -> Vec<u32> {
 
 impl Source {
     /// How a mount of this source gets into a checkpoint, and out of it.
-    pub(crate) const fn checkpoint(self) -> Checkpoint {
+    pub(crate) const fn treatment(self) -> Treatment {
         match self {
-            Self::Root | Self::New(..) | Self::SharedMemory | Self::Again => Checkpoint::Restored,
-            Self::SysfsOfNetwork(_) => Checkpoint::OfNetwork,
+            Self::Root | Self::New(..) | Self::SharedMemory | Self::Again => Treatment::Restored,
+            Self::SysfsOfNetwork(_) => Treatment::OfNetwork,
             Self::Overlay
             | Self::Fixture(_)
             | Self::Hidden(_)
@@ -265,7 +265,7 @@ impl Source {
             | Self::Processor
             | Self::Group
             | Self::Figure(_)
-            | Self::Agent => Checkpoint::External,
+            | Self::Agent => Treatment::External,
         }
     }
 

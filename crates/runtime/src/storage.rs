@@ -54,7 +54,7 @@ pub struct Storage {
     pub(crate) kept: KeptDisks,
     memories: Memories,
     pub(crate) agents: Arc<Agents>,
-    /// The disks of copied sandboxes that were not restored yet, and the sizes of their images in bytes.
+    /// The disks of copied sandboxes that were not restored yet, and the sizes of their checkpoints in bytes.
     forks: Mutex<HashMap<DiskId, u64>>,
     /// Disk sizes, in MiB, whose template exists.
     disk_sizes: Mutex<BTreeSet<u32>>,
@@ -122,10 +122,10 @@ impl Storage {
         self.helpers.as_deref().ok_or_else(missing)
     }
 
-    /// The image of a disk.
+    /// The file of a disk.
     #[must_use]
-    pub fn image(&self, disk: &DiskId) -> PathBuf {
-        self.data_dir.join(disk::image_path(disk))
+    pub fn disk_path(&self, disk: &DiskId) -> PathBuf {
+        self.data_dir.join(disk::path_of(disk))
     }
 
     /// Removes a disk, if it exists. A running sandbox keeps its disk until it ends.
@@ -135,7 +135,7 @@ impl Storage {
     pub fn remove_disk(&self, disk: &DiskId) -> io::Result<()> {
         self.bases.lock().remove(disk);
         self.forks.lock().remove(disk);
-        match fs::remove_file(self.image(disk)) {
+        match fs::remove_file(self.disk_path(disk)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.layers.forget(disk),
         }
@@ -149,12 +149,12 @@ impl Storage {
         self.memories.tidy()?;
         let of_memories = self.memories.list()?.into_iter().map(|memory| memory.disk);
         let keep: Vec<DiskId> = keep.iter().cloned().chain(of_memories).collect();
-        let kept: Vec<PathBuf> = keep.iter().map(|disk| self.image(disk)).collect();
+        let kept: Vec<PathBuf> = keep.iter().map(|disk| self.disk_path(disk)).collect();
         for entry in fs::read_dir(self.data_dir.join("disks"))? {
             let entry = entry?;
             let path = entry.path();
-            let is_image = path.extension().is_some_and(|extension| extension == "img");
-            if (is_image && !kept.contains(&path)) || disk::is_spare(&entry.file_name()) {
+            let is_disk = path.extension().is_some_and(|extension| extension == "img");
+            if (is_disk && !kept.contains(&path)) || disk::is_spare(&entry.file_name()) {
                 match fs::remove_file(path) {
                     // A launcher has just used or removed its spare one.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -167,19 +167,19 @@ impl Storage {
         self.layers.forget_all_but(&keep)
     }
 
-    /// Removes programs of agents that no image needs any more, if that is known.
+    /// Removes programs of agents that no checkpoint needs any more, if that is known.
     fn sweep_agents(&self) -> io::Result<()> {
         let mut needed = Vec::new();
         let kept = self.kept.list()?.into_iter();
-        let kept = kept.map(|kept| self.kept.image(&kept.id, &kept.disk));
-        let of_memories = self.memories.list()?.into_iter().map(|memory| memory.image());
-        for image in kept.chain(of_memories) {
-            match About::of(&image) {
+        let kept = kept.map(|kept| self.kept.checkpoint(&kept.id, &kept.disk));
+        let of_memories = self.memories.list()?.into_iter().map(|memory| memory.checkpoint());
+        for checkpoint in kept.chain(of_memories) {
+            match About::of(&checkpoint) {
                 Ok(about) => needed.push(about.agent),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // It cannot be restored, and the others are not affected.
                 Err(error) => {
-                    tracing::warn!(image = %image.display(), "read an image of processes: {error}");
+                    tracing::warn!(checkpoint = %checkpoint.display(), "read a checkpoint: {error}");
                     return Ok(());
                 }
             }
@@ -204,7 +204,7 @@ impl Storage {
     /// When the data directory cannot be read.
     pub fn kept(&self) -> io::Result<Vec<KeptDisk>> {
         let mut kept = self.kept.list()?;
-        kept.retain(|kept| self.image(&kept.disk).exists());
+        kept.retain(|kept| self.disk_path(&kept.disk).exists());
         Ok(kept)
     }
 
@@ -216,22 +216,22 @@ impl Storage {
         self.kept.forget(id, disk)
     }
 
-    /// Whether there is a complete image of the processes of a sandbox beside its kept disk.
+    /// Whether there is a complete checkpoint of a sandbox beside its kept disk.
     #[must_use]
-    pub fn has_image(&self, id: &SandboxId, disk: &DiskId) -> bool {
-        self.kept.image(id, disk).exists()
+    pub fn has_checkpoint(&self, id: &SandboxId, disk: &DiskId) -> bool {
+        self.kept.checkpoint(id, disk).exists()
     }
 
-    /// Removes the image of the processes of a sandbox, if there is one. To be called before they continue: their disk is
+    /// Removes the checkpoint of a sandbox, if there is one. To be called before its processes continue: their disk is
     /// another one then.
     ///
     /// # Errors
     /// When the data directory cannot be written.
-    pub fn forget_image(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+    pub fn forget_checkpoint(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
         // Before a sandbox is paused, nothing of it has to survive a power cut.
         match self.forks.lock().remove(disk) {
             Some(_) => self.kept.forget_copy(id, disk),
-            None => self.kept.forget_image(id, disk),
+            None => self.kept.forget_checkpoint(id, disk),
         }
     }
 

@@ -63,9 +63,9 @@ pub(crate) enum Request {
         resources: Resources,
         /// Whether its disk exists. Otherwise it is created.
         on_kept_disk: bool,
-        /// The image of the sandbox's processes, if they are restored. Its disk exists then, and instead of the boot
+        /// The checkpoint, if they are restored. Its disk exists then, and instead of the boot
         /// connection the kernel's side of the `/proc` files is attached, if there are any.
-        processes: Option<Image>,
+        processes: Option<Checkpoint>,
     },
     /// Gives a sandbox a new spawner. Attached are the pidfd of its agent and a socket, on which [`Reply::Done`] is
     /// sent; closing its other end aborts the attempt.
@@ -75,16 +75,16 @@ pub(crate) enum Request {
     Commit(Commit),
     /// Prepares a disk, which no sandbox has, for layers that replaced those below it. Answered with [`Reply::Done`].
     Rebase { disk: DiskId },
-    /// Stops the workload of a sandbox, of which an image is to be written. Attached is the pidfd of its agent. Answered
+    /// Stops the workload of a sandbox, of which a checkpoint is to be written. Attached is the pidfd of its agent. Answered
     /// with [`Reply::Stopped`].
     Dump(Dump),
     /// Has CRIU probe the kernel, and writes the result to a file. Answered with [`Reply::Done`].
     FindFacts { program: Program, file: PathBuf },
-    /// Writes the image. Answered with [`Reply::Done`], or with [`Reply::Refused`] when the sandbox goes on.
+    /// Writes the checkpoint. Answered with [`Reply::Done`], or with [`Reply::Refused`] when the sandbox goes on.
     Write,
-    /// Lets the sandbox go on, of which an image was written.
+    /// Lets the sandbox go on, of which a checkpoint was written.
     GiveUp,
-    /// Ends the processes of which an image was written.
+    /// Ends the processes of which a checkpoint was written.
     EndDumped,
     /// Lets a sandbox go on that was copied. Answered with [`Reply::Done`] once it has.
     LetGoOn,
@@ -116,8 +116,9 @@ impl Request {
     pub(crate) fn extra_time(&self) -> Duration {
         match self {
             Self::Start {
-                processes: Some(image), ..
-            } => image.time_to_read(),
+                processes: Some(checkpoint),
+                ..
+            } => checkpoint.time_to_read(),
             _ => Duration::ZERO,
         }
     }
@@ -155,25 +156,25 @@ pub(crate) struct Unpack {
     pub(crate) keep_free_bytes: u64,
 }
 
-/// The image of processes to restore.
+/// The checkpoint to restore.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Image {
+pub(crate) struct Checkpoint {
     /// CRIU.
     pub(crate) program: Program,
-    /// The directory of the image.
+    /// The directory of the checkpoint.
     pub(crate) directory: PathBuf,
-    /// Size of the image, in bytes.
+    /// Size of the checkpoint, in bytes.
     pub(crate) bytes: u64,
 }
 
-impl Image {
-    /// How long a restore may take beyond what a start may take: the time to read the image from a slow disk.
+impl Checkpoint {
+    /// How long a restore may take beyond what a start may take: the time to read the checkpoint from a slow disk.
     pub(crate) fn time_to_read(&self) -> Duration {
         Duration::from_secs(self.bytes / SLOWEST_DISK)
     }
 }
 
-/// The image of processes to write: of which sandbox, and where.
+/// The checkpoint to write: of which sandbox, and where.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Dump {
     /// CRIU.
@@ -186,15 +187,15 @@ pub(crate) struct Dump {
     pub(crate) program_of_agent: String,
     /// First id of the sandbox's range.
     pub(crate) base_id: u32,
-    /// The directory that is made for the image. The platform renames it when it is complete.
-    pub(crate) image: PathBuf,
+    /// The directory that is made for the checkpoint. The platform renames it when it is complete.
+    pub(crate) checkpoint: PathBuf,
     /// What CRIU knows about the kernel, if the file exists.
     pub(crate) facts: PathBuf,
-    /// Whether the sandbox goes on once the image is complete, and keeps its connections.
+    /// Whether the sandbox goes on once the checkpoint is complete, and keeps its connections.
     pub(crate) goes_on: bool,
-    /// Whether the sandbox stands still, and stays so if no image is made of it.
+    /// Whether the sandbox stands still, and stays so if no checkpoint is made of it.
     pub(crate) stays: bool,
-    /// Maximum size of a file that no name leads to any more and that goes into the image, in bytes.
+    /// Maximum size of a file that no name leads to any more and that goes into the checkpoint, in bytes.
     pub(crate) deleted_files: u64,
 }
 
@@ -220,7 +221,7 @@ pub(crate) enum Reply {
     Refused(String),
     /// There is no space for the layer.
     Full(String),
-    /// All that is left of the attempt are its groups and its image, which the driver removes.
+    /// All that is left of the attempt are its groups and its checkpoint, which the driver removes.
     Failed(String),
 }
 

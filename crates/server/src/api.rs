@@ -57,6 +57,7 @@ use sandboxes::{create, fork, injections, lifetime, list, logs, metrics, network
 use state::ApiState;
 
 use crate::health::Health;
+use crate::telemetry::Telemetry;
 
 /// Time limit for answering a request. Clients have given up by then (the SDKs after 60 s).
 const ANSWER_BOUND: Duration = Duration::from_secs(70);
@@ -164,12 +165,13 @@ fn routes() -> OpenApiRouter<ApiState> {
 
 /// The routes with all layers, and the rules by which requests are recognized as API requests. `longest_s` is the
 /// longest maximum lifetime of any team, in seconds.
-pub(crate) fn router(state: ApiState, longest_s: u32) -> (Router, ApiAddress) {
+pub(crate) fn router(state: ApiState, longest_s: u32, telemetry: Option<Arc<Telemetry>>) -> (Router, ApiAddress) {
     let (router, document) = routes().split_for_parts();
     let document = openapi::finish(document, longest_s);
     let observer = Observer {
         metrics: Arc::clone(&state.metrics),
         operations: Operations::of(&document),
+        telemetry,
     };
     let address = ApiAddress::new(&state.access.domain, &document);
     let mcp_path = state.mcp.path.clone();
@@ -301,7 +303,7 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
 
 /// Allows requests from other origins: SDKs also run in browsers.
 fn cors() -> CorsLayer {
-    const ALLOWED: [&str; 27] = [
+    const ALLOWED: [&str; 29] = [
         "authorization",
         "browser",
         "connect-protocol-version",
@@ -325,6 +327,8 @@ fn cors() -> CorsLayer {
         "release",
         "sdk_runtime",
         "system",
+        "traceparent",
+        "tracestate",
         "user-agent",
         "x-access-token",
         "x-api-key",

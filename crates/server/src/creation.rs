@@ -24,7 +24,7 @@ use crate::builds::recipe::BuildSpec;
 use crate::ids::new_sandbox_id;
 use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
-use crate::pool::PoolKey;
+use crate::pool::{Asked, PoolKey};
 use crate::repositories::RepositoryRequest;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::create::{CreateRequest, Created};
@@ -224,7 +224,13 @@ impl SandboxCreation {
         let share = ResourceUse::one_sandbox(spec.cpu_count, spec.memory_mb);
         // Held while it waits: a request that is refused waits for nothing, and what starts for one is in its quota.
         let reservation = Arc::new(creator.quota.reserve(share).map_err(AdmissionError::from)?);
-        let pooled = Box::pin(pool.take((&spec.template, owner.as_ref()), &key, &built)).await;
+        let asked = Asked {
+            template: &spec.template,
+            owner: owner.as_ref(),
+            key: &key,
+            spec: &built,
+        };
+        let pooled = Box::pin(pool.take(asked)).await;
         let admission = match &pooled {
             Some(pooled) => Admission::of_started(reservation, pooled.permit()),
             None => pool.admit(&reservation).await?,

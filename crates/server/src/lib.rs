@@ -48,6 +48,7 @@ pub mod settings;
 mod signature;
 mod space;
 mod start_command;
+mod telemetry;
 mod templates;
 pub mod tls;
 mod webhooks;

@@ -48,6 +48,7 @@ use crate::peers::{ClientPeer, PeerRates};
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::pause::PauseError;
 use crate::sandboxes::registry::Registry;
+use crate::telemetry::RequestId;
 use crate::tls::{self, Tls};
 
 /// Interval and timeout of HTTP/2 pings, which detect vanished clients.
@@ -287,9 +288,10 @@ impl Gateway {
         self.ingress.answer(request.headers(), answer).map(Body::new)
     }
 
-    async fn answer_from_api(&self, request: Request<ClientBody>) -> Response<Body> {
+    async fn answer_from_api(&self, mut request: Request<ClientBody>) -> Response<Body> {
         let begun = Instant::now();
         let id = uuid::Uuid::now_v7().simple().to_string();
+        request.extensions_mut().insert(RequestId(id.as_str().into()));
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let span = tracing::info_span!("request", request.id = %id, team.id = tracing::field::Empty);
         let mut response = if self.is_ready() {

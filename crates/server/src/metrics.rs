@@ -7,6 +7,7 @@
 mod egress;
 mod pool;
 mod repositories;
+mod spans;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +25,10 @@ use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage, Throttles};
 use self::egress::EgressSeries;
 use self::pool::PoolSeries;
 use self::repositories::RepositorySeries;
-use crate::outcome::{AttemptOutcome, CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason};
+use self::spans::SpanSeries;
+use crate::outcome::{
+    AttemptOutcome, CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason, SpanOutcome,
+};
 use crate::repositories::RepositoryError;
 use crate::settings::CapacitySettings;
 use crate::tls::Validity;
@@ -85,6 +89,7 @@ struct Series {
     pool: PoolSeries,
     egress: EgressSeries,
     certificate_expiry: FloatGauge,
+    spans: SpanSeries,
 }
 
 /// Values that are read when the metrics are scraped.
@@ -229,6 +234,16 @@ impl Metrics {
     /// Counts the end of a pooled sandbox that no request got.
     pub(crate) fn pool_end(&self, why: PoolEnd) {
         self.series.pool.count_end(why);
+    }
+
+    /// Counts spans, by what became of them.
+    pub(crate) fn spans(&self, outcome: SpanOutcome, count: usize) {
+        self.series.spans.count(outcome, count);
+    }
+
+    /// How many spans have had that outcome since the start.
+    pub(crate) fn spans_so_far(&self, outcome: SpanOutcome) -> u64 {
+        self.series.spans.so_far(outcome)
     }
 
     /// Counts a database error.
@@ -486,6 +501,7 @@ impl Series {
             pool: PoolSeries::register(registry),
             egress: EgressSeries::register(registry),
             certificate_expiry,
+            spans: SpanSeries::register(registry),
         }
     }
 }

@@ -3,14 +3,17 @@
 //! The REST API shows a team its own sandboxes. The operator has to see all of them: which one uses up the machine,
 //! which team owns it, what its log says, and to be able to kill it. The socket needs no key: it is in a directory that
 //! only the platform's own user can enter, and the user of the peer is checked as well. Responses contain no secrets of
-//! a sandbox (no token, no metadata, no environment), so they may be pasted into a ticket.
+//! a sandbox (no token, no metadata, no environment), so they may be pasted into a ticket; the one exception is [`access`],
+//! whose response a command keeps to itself.
 
 mod accept;
+mod access;
 mod backup;
 mod context;
 pub(crate) mod metrics;
 mod sign_in;
 mod socket;
+mod streams;
 mod templates;
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +22,7 @@ use axum::extract::{Path, Query, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
-use model::id::{SandboxId, TeamId};
+use model::id::TeamId;
 use model::lifecycle;
 use model::log::Level;
 use protocol::node::NodeError;
@@ -28,12 +31,14 @@ use store::error::StoreError;
 use store::records::{LogOrder, LogQuery, LogRow};
 use store::sandboxes::SandboxRow;
 
+pub use self::access::{OperatorAccess, STREAM_PROTOCOL};
 pub(crate) use self::context::Operator;
 pub use self::context::OperatorError;
-use self::context::{ErrorResponse, team_names};
+use self::context::{ErrorResponse, absent, parse, team_names};
 pub use self::sign_in::OperatorCode;
 pub use self::socket::OperatorSocket;
 pub(crate) use self::socket::serve;
+pub(crate) use self::streams::Streams;
 pub use self::templates::{OperatorCollection, OperatorLayer, OperatorSpace, OperatorTemplate};
 use crate::builds::BuildSandbox;
 use crate::chain::Chain;
@@ -41,7 +46,6 @@ use crate::clock::rfc3339;
 use crate::outcome::EndReason;
 use crate::pool::{AGE_MAX_US, PooledSandbox};
 use crate::records::Sample;
-use crate::sandboxes::elsewhere::AbsentError;
 use crate::sandboxes::entry::StopOutcome;
 
 /// Default maximum number of log entries in a response.
@@ -123,6 +127,8 @@ pub(crate) fn router(operator: Operator) -> Router {
         .route("/sandboxes", get(list_sandboxes))
         .route("/sandboxes/{id}", get(show_sandbox).delete(kill_sandbox))
         .route("/sandboxes/{id}/logs", get(read_logs))
+        .route("/sandboxes/{id}/access", post(access::enter))
+        .route("/sandboxes/{id}/ports/{port}", post(access::open))
         .route("/template", get(templates::read_manifest).post(templates::import))
         .route("/layers/{id}", get(templates::read_layer))
         .route("/collections", post(templates::collect))
@@ -225,27 +231,6 @@ async fn read_logs(
     };
     let rows = operator.records.log(&team, &sandbox, &query).await?;
     Ok(Json(rows.into_iter().rev().map(entry).collect()))
-}
-
-/// The error for a sandbox that is not in the registry.
-async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorResponse, StoreError> {
-    let row = operator.store.sandbox_by_id(id).await?;
-    let why = match &row {
-        Some(row) => operator.sandboxes.absent(row).await?,
-        None => AbsentError::Unknown,
-    };
-    Ok(match why {
-        AbsentError::Elsewhere { node } => ErrorResponse(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("sandbox {id} is on node {node}: kill it there"),
-        ),
-        AbsentError::Unknown => ErrorResponse::no_sandbox(id.as_str()),
-        AbsentError::Store(error) => error.into(),
-    })
-}
-
-fn parse(id: &str) -> Result<SandboxId, ErrorResponse> {
-    SandboxId::from_path(id).map_err(|_| ErrorResponse::no_sandbox(id))
 }
 
 /// The name of a team.

@@ -114,17 +114,48 @@ pub(crate) enum ResumeReason {
     Client,
     /// Traffic to the sandbox resumed it.
     Traffic,
+    /// A command of the operator resumed it.
+    Operator,
 }
 
 impl ResumeReason {
     /// Every reason.
-    pub(crate) const ALL: [Self; 2] = [Self::Client, Self::Traffic];
+    pub(crate) const ALL: [Self; 3] = [Self::Client, Self::Traffic, Self::Operator];
 
     /// The name in metrics and logs.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Client => "client",
             Self::Traffic => "traffic",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+/// A command with which the operator enters a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OperatorCommand {
+    /// Runs a command in it.
+    Exec,
+    /// Opens a terminal.
+    Shell,
+    /// Copies files.
+    Copy,
+    /// Forwards ports.
+    Forward,
+}
+
+impl OperatorCommand {
+    /// Every command.
+    pub(crate) const ALL: [Self; 4] = [Self::Exec, Self::Shell, Self::Copy, Self::Forward];
+
+    /// The name on the command line and in logs.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exec => "exec",
+            Self::Shell => "shell",
+            Self::Copy => "cp",
+            Self::Forward => "forward",
         }
     }
 }
@@ -195,6 +226,31 @@ impl PoolEnd {
             Self::Memory => "memory",
             Self::Died => "died",
             Self::Operator => "operator",
+        }
+    }
+}
+
+/// What became of spans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpanOutcome {
+    /// The receiver accepted them.
+    Exported,
+    /// Too many waited already, so these were dropped.
+    QueueFull,
+    /// The receiver did not accept them, so they were given up.
+    Failed,
+}
+
+impl SpanOutcome {
+    /// Every outcome.
+    pub(crate) const ALL: [Self; 3] = [Self::Exported, Self::QueueFull, Self::Failed];
+
+    /// The value of the label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exported => "exported",
+            Self::QueueFull => "queue_full",
+            Self::Failed => "failed",
         }
     }
 }

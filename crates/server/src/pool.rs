@@ -166,6 +166,19 @@ pub(crate) struct PooledSandbox {
     pub(crate) disk_mb: u32,
 }
 
+/// What a request asks the pool for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    /// The template.
+    pub(crate) template: &'a TemplateId,
+    /// The team that the template belongs to; none for one of the operator.
+    pub(crate) owner: Option<&'a TeamId>,
+    /// What the sandbox has to have.
+    pub(crate) key: &'a PoolKey,
+    /// What its build consists of.
+    pub(crate) spec: &'a BuildSpec,
+}
+
 /// What the pool has for a request.
 enum Offer {
     Taken(Taken),
@@ -270,12 +283,13 @@ impl Pool {
     }
 
     /// Takes a sandbox for a request, if there is one that is ready, and notes what was asked for.
-    fn take_ready(
-        self: &Arc<Self>,
-        (template, owner): (&TemplateId, Option<&TeamId>),
-        key: &PoolKey,
-        spec: &BuildSpec,
-    ) -> Offer {
+    fn take_ready(self: &Arc<Self>, asked: Asked<'_>) -> Offer {
+        let Asked {
+            template,
+            owner,
+            key,
+            spec,
+        } = asked;
         let now_us = self.services.clock.now_us();
         let size = self.size_of(spec);
         let mut state = self.state.lock();

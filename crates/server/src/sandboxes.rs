@@ -100,7 +100,7 @@ pub(crate) struct Sandboxes {
     /// Cancelled when the server is stopped: nothing waits for better times from then on.
     pub(crate) stopping: CancellationToken,
     /// Cancelled when the server is stopped and no time is left to write processes to disk.
-    pub(crate) image_deadline: CancellationToken,
+    pub(crate) checkpoint_deadline: CancellationToken,
 }
 
 /// Settings of the operator for every sandbox.

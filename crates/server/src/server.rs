@@ -53,8 +53,9 @@ use crate::secrets::Secrets;
 use crate::settings::ServerSettings;
 use crate::signature::Signatures;
 use crate::space;
+use crate::telemetry::{Exporter, Telemetry};
 use crate::webhooks::Webhooks;
-use crate::webhooks::deliver::Deliverer;
+use crate::webhooks::deliver::{Deliverer, DelivererServices};
 use crate::webhooks::receiver::ReceiverRules;
 
 /// How long API requests and the work that they started may take to finish once the server is stopped.
@@ -164,6 +165,7 @@ impl Server {
             blobs,
             pause,
             webhooks: hooks,
+            telemetry,
         } = settings;
         let stored = blobs.map(|blobs| {
             let (node, clock, work) = (Arc::clone(&node), clock.clone(), work.clone());
@@ -173,6 +175,8 @@ impl Server {
         let longest_s = limits.longest_lifetime_s();
         let tokens = TokenSeed::new(token_seed);
         let metrics = Arc::new(Metrics::new(&capacity));
+        let telemetry = telemetry.map(|settings| Telemetry::new(settings, rows.node(), &metrics, clock.clone()));
+        let (telemetry, exporter) = telemetry.unzip();
         let records = Arc::new(Records::new(store.clone(), records, clock.clone(), rows.node()));
         let registry = Arc::new(Registry::default());
         let deadlines = Arc::new(Deadlines::default());
@@ -194,9 +198,14 @@ impl Server {
             hooks.per_team,
         );
         let deliverer = Arc::new(Deliverer::new(
-            (store.clone(), rows.node().clone()),
-            (sealer.clone(), clock.clone()),
-            (Arc::clone(&records), Arc::clone(&metrics)),
+            DelivererServices {
+                store: store.clone(),
+                node: rows.node().clone(),
+                sealer: sealer.clone(),
+                clock: clock.clone(),
+                records: Arc::clone(&records),
+                metrics: Arc::clone(&metrics),
+            },
             receivers,
             hooks,
         ));
@@ -269,7 +278,7 @@ impl Server {
             clock: clock.clone(),
             work: work.clone(),
             stopping: stop.clone(),
-            image_deadline: CancellationToken::new(),
+            checkpoint_deadline: CancellationToken::new(),
         });
         let authenticator = Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone()));
         let dashboard = Arc::new(Dashboard::new(
@@ -324,7 +333,7 @@ impl Server {
             connections: Arc::clone(&connections),
             tls: tls.clone(),
         };
-        let (api, address) = api::router(api, longest_s);
+        let (api, address) = api::router(api, longest_s, telemetry);
         let metric_sources = MetricSources {
             tls,
             metrics,
@@ -343,6 +352,7 @@ impl Server {
             registry,
             records: Arc::clone(&records),
             dashboard,
+            streams: operator::Streams::new(streams.clone()),
             metrics: metric_sources.clone(),
         };
         let routers = Routers {
@@ -358,7 +368,7 @@ impl Server {
             work,
             keep_at_shutdown: pause
                 .at_shutdown
-                .then(|| (Arc::clone(&sandboxes), pause.images_at_shutdown_within)),
+                .then(|| (Arc::clone(&sandboxes), pause.checkpoints_at_shutdown_within)),
             connections: TaskTracker::new(),
             streams,
             background: TaskTracker::new(),
@@ -378,6 +388,7 @@ impl Server {
             pool,
             records,
             deliverer,
+            exporter,
         };
         (server, background)
     }
@@ -426,6 +437,7 @@ impl Server {
             pool,
             records,
             deliverer,
+            exporter,
             ..
         } = background;
         let (tasks, stop) = (&self.background, &self.stop);
@@ -448,6 +460,10 @@ impl Server {
         };
         // Only after the takeover, because log entries of unknown sandboxes are dropped.
         self.records.spawn(sandboxes.follow_node(events, signals, writing));
+        if let Some(exporter) = exporter {
+            // Stopped with the records, because everything else may have made spans.
+            self.records.spawn(exporter.run(self.records_stop.clone()));
+        }
         tasks.spawn(Arc::clone(&records).purge(stop.clone()));
         tasks.spawn(records.sample(node, stop.clone()));
         tasks.spawn(space::reserve(store, stop.clone()));
@@ -486,8 +502,8 @@ impl Server {
         let begun = async {
             self.gateway.requests.close();
             self.gateway.requests.wait().await;
-            if let Some((sandboxes, images_within)) = &self.keep_at_shutdown {
-                sandboxes.keep_all(*images_within).await;
+            if let Some((sandboxes, checkpoints_within)) = &self.keep_at_shutdown {
+                sandboxes.keep_all(*checkpoints_within).await;
             }
             self.work.close();
             self.work.wait().await;
@@ -528,6 +544,8 @@ struct Background {
     pool: Arc<Pool>,
     records: Arc<Records>,
     deliverer: Arc<Deliverer>,
+    /// What exports spans, if that is on.
+    exporter: Option<Exporter>,
 }
 
 impl Background {

@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 use crate::clock::Clock;
 pub use crate::peers::Network;
 use crate::seal::Sealer;
+pub use crate::telemetry::settings::{Endpoint, TelemetrySettings, parse_headers};
 use crate::tls::Tls;
 
 /// Maximum of a rate limit: above it the interval would be shorter than the resolution of the clock.
@@ -76,6 +77,8 @@ pub struct ServerSettings {
     pub pause: PauseSettings,
     /// Webhooks of teams.
     pub webhooks: WebhookSettings,
+    /// Traces; none if they are not exported.
+    pub telemetry: Option<TelemetrySettings>,
 }
 
 /// Settings of the webhooks of teams.
@@ -119,7 +122,7 @@ pub struct PauseSettings {
     /// Whether running sandboxes are paused when the server is stopped, and kept on disk like those that are paused in memory.
     pub at_shutdown: bool,
     /// How long processes are written to disk then; of sandboxes for which it is too short, the files are kept.
-    pub images_at_shutdown_within: Duration,
+    pub checkpoints_at_shutdown_within: Duration,
     /// Whether the node is asked to write the processes of paused sandboxes to disk. What it cannot write stays in memory.
     pub processes_on_disk: bool,
     /// When a pause is answered that writes processes to disk.
@@ -178,6 +181,7 @@ impl ServerSettings {
             blobs: None,
             pause: PauseSettings::default(),
             webhooks: WebhookSettings::default(),
+            telemetry: None,
         }
     }
 }

@@ -83,7 +83,7 @@ pub struct FakeNode {
     /// Behaviour of a pause that writes processes to disk.
     pub write: Mutex<Behaviour>,
     /// Whether such a pause keeps the processes in memory instead, as one of processes that cannot be written.
-    pub keeps_images_in_memory: Mutex<bool>,
+    pub keeps_checkpoints_in_memory: Mutex<bool>,
     /// Behaviour of a resume.
     pub resume: Mutex<Behaviour>,
     /// Number of calls to resume a sandbox.
@@ -187,7 +187,7 @@ impl FakeNode {
             pause: Mutex::new(Behaviour::Works),
             pause_to_disk: Mutex::new(Behaviour::Works),
             write: Mutex::new(Behaviour::Unsupported),
-            keeps_images_in_memory: Mutex::new(false),
+            keeps_checkpoints_in_memory: Mutex::new(false),
             resume: Mutex::new(Behaviour::Works),
             resumes: AtomicUsize::new(0),
             paused: Mutex::default(),
@@ -448,7 +448,7 @@ impl NodeApi for FakeNode {
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
         Box::pin(async move {
             self.resumes.fetch_add(1, Ordering::SeqCst);
-            if request.kept == Kept::Image && *self.write.lock() == Behaviour::Unsupported {
+            if request.kept == Kept::Checkpoint && *self.write.lock() == Behaviour::Unsupported {
                 return Err(NodeError::Unsupported(SECRET.to_owned()));
             }
             let behaviour = *self.resume.lock();
@@ -631,8 +631,8 @@ impl NodeApi for FakeNode {
                         AdoptedState::Paused(Kept::Memory)
                     }
                     WantedState::RunningOrPaused(_) if adoptable.contains(&id) => AdoptedState::Running,
-                    WantedState::Paused(keep @ (Kept::Image | Kept::Filesystem))
-                    | WantedState::RunningOrPaused(keep @ (Kept::Image | Kept::Filesystem))
+                    WantedState::Paused(keep @ (Kept::Checkpoint | Kept::Filesystem))
+                    | WantedState::RunningOrPaused(keep @ (Kept::Checkpoint | Kept::Filesystem))
                         if !lost.contains(&id) =>
                     {
                         AdoptedState::Paused(keep)

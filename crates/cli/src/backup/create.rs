@@ -28,7 +28,7 @@ use crate::database::open_store;
 use crate::master_key::{self, KeySource};
 use crate::operator::exchange;
 use crate::output;
-use crate::sandboxes::mib;
+use crate::output::mib;
 use crate::signals::Signals;
 use crate::{credentials, node_identity};
 

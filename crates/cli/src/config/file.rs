@@ -119,6 +119,8 @@ fn scalar(kind: Kind, value: &toml::Value) -> Option<String> {
     match (kind, value) {
         (Kind::Text, toml::Value::String(text)) => Some(text.clone()),
         (Kind::Integer, toml::Value::Integer(number)) => Some(number.to_string()),
+        (Kind::Number, toml::Value::Integer(number)) => Some(number.to_string()),
+        (Kind::Number, toml::Value::Float(number)) => Some(number.to_string()),
         (Kind::Boolean, toml::Value::Boolean(flag)) => Some(flag.to_string()),
         (Kind::Hosts, table @ toml::Value::Table(_)) => hosts_text(table),
         _ => None,

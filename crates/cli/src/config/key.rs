@@ -10,6 +10,8 @@ pub(crate) enum Kind {
     Text,
     /// An integer.
     Integer,
+    /// A number, with a fraction or without.
+    Number,
     /// `true` or `false`.
     Boolean,
     /// A table of names with an address or a list of addresses each. Outside of the file `name=address,name=address`.
@@ -22,6 +24,7 @@ impl Kind {
         match self {
             Self::Text => "a string in quotes",
             Self::Integer => "an integer",
+            Self::Number => "a number",
             Self::Boolean => "true or false",
             Self::Hosts => "a table of names, each with an address or a list of addresses in quotes",
         }

@@ -584,6 +584,24 @@ keys! {
          times as long.",
         webhooks.retry = seconds(1, WEBHOOKS_RETRY_MAX_S),
     },
+    TELEMETRY_OTLP_ENDPOINT = {
+        "telemetry.otlp_endpoint", None, Text, "none",
+        "Address of a receiver of OpenTelemetry, such as http://127.0.0.1:4318, to which traces of API requests are sent by \
+         OTLP over HTTP. Without it there are none.",
+    },
+    TELEMETRY_OTLP_HEADERS_FILE = {
+        "telemetry.otlp_headers_file", None, Text, "none",
+        "File with headers for the receiver, such as its credential, one `Name: value` per line. Requires https:// unless the \
+         receiver is on this host.",
+    },
+    TELEMETRY_CA_FILE = {
+        "telemetry.ca_file", None, Text, "none",
+        "File with certificates of further issuers, in PEM, that the receiver may have.",
+    },
+    TELEMETRY_SAMPLING_RATIO = {
+        "telemetry.sampling_ratio", None, Number, "1",
+        "Part of the traces that is recorded, from 0 to 1. Clients that send traceparent decide about theirs.",
+    },
     EGRESS_ENABLED = {
         "egress.enabled", None, Boolean, "true",
         "Whether sandboxes can connect to anything outside.",

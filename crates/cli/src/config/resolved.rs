@@ -17,12 +17,13 @@ use server::settings::{
 
 use super::blobs::BlobConfig;
 use super::database_url::DatabaseUrl;
+use super::telemetry::TelemetryConfig;
 use super::values::LogFormat;
 use crate::master_key::KeySource;
 use crate::tls::Https;
 
 /// How long processes are written to disk when the platform is stopped. It has 75 s in all, of which files alone need the rest.
-const IMAGES_AT_SHUTDOWN_WITHIN: Duration = Duration::from_secs(45);
+const CHECKPOINTS_AT_SHUTDOWN_WITHIN: Duration = Duration::from_secs(45);
 
 /// Sandboxes of `base` that are kept ready unless the operator says how many, and the memory that a host must have for it,
 /// in bytes. They take 2 MiB each, which is little, but on a small host nothing is taken without being asked for.
@@ -105,6 +106,8 @@ pub(crate) struct Config {
     pub(crate) webhooks: WebhookSettings,
     /// Issuers of certificates that are trusted of receivers of events.
     pub(crate) webhooks_ca_file: Option<PathBuf>,
+    /// Where traces are sent, if they are.
+    pub(crate) telemetry: Option<TelemetryConfig>,
     /// Unknown environment variables with our prefix, for a warning.
     pub(crate) unknown_env: Vec<String>,
 }
@@ -144,11 +147,12 @@ impl Config {
                 ..PoolSettings::default()
             },
             pause: PauseSettings {
-                images_at_shutdown_within: IMAGES_AT_SHUTDOWN_WITHIN,
+                checkpoints_at_shutdown_within: CHECKPOINTS_AT_SHUTDOWN_WITHIN,
                 ..PauseSettings::default()
             },
             webhooks: WebhookSettings::default(),
             webhooks_ca_file: None,
+            telemetry: None,
             unknown_env: Vec::new(),
             data_dir,
         }

@@ -18,6 +18,13 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
         .collect()
 }
 
+/// A variable that is for a program elsewhere and configures nothing here: one that the command line names, or the kind of the
+/// terminal.
+#[expect(clippy::disallowed_methods, reason = "beside the place that reads the environment")]
+pub(crate) fn passed_on(name: &str) -> Option<String> {
+    std::env::var_os(name)?.into_string().ok()
+}
+
 /// The unresolved values, by source.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {

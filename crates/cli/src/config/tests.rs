@@ -185,6 +185,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             Kind::Boolean => ("false", "false".to_owned()),
             Kind::Integer if key.name == "repositories.clone_timeout_s" => ("50", "50".to_owned()),
             Kind::Integer => ("64", "64".to_owned()),
+            Kind::Number => ("0.25", "0.25".to_owned()),
             Kind::Hosts => (
                 "a.b=10.0.0.1,a.b=::1,c=10.0.0.2",
                 "{ 'a.b' = ['10.0.0.1', '::1'], c = '10.0.0.2' }".to_owned(),
@@ -213,6 +214,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
                     "blobs.store" => "s3",
                     "blobs.endpoint" => "https://s3.test",
                     "blobs.secret_access_key_file" | "blobs.ca_file" => "/x",
+                    "telemetry.otlp_endpoint" => "https://otlp.test",
                     "sandbox.isolation" => "container",
                     _ => "x",
                 };
@@ -246,6 +248,10 @@ fn every_key_can_be_set_by_file_and_by_environment() {
         let (file, partners) = match key.name {
             "tls_cert" => (format!("{file}tls_key = \"x\"\n"), vec![("RINGFENCE_TLS_KEY", "x")]),
             "tls_key" => (format!("{file}tls_cert = \"x\"\n"), vec![("RINGFENCE_TLS_CERT", "x")]),
+            name if name.starts_with("telemetry.") && name != "telemetry.otlp_endpoint" => (
+                format!("{file}otlp_endpoint = 'https://otlp.test'\n"),
+                vec![("RINGFENCE_TELEMETRY_OTLP_ENDPOINT", "https://otlp.test")],
+            ),
             name if name.starts_with("blobs.") => {
                 let others: Vec<_> = of_blobs.into_iter().filter(|(env, ..)| *env != key.env()).collect();
                 let lines: String = others.iter().map(|(_, line, _)| *line).collect();
@@ -302,6 +308,36 @@ fn a_bucket_needs_all_of_its_keys_and_shows_no_secret() {
         let error = resolve(&[], env, Some(file)).unwrap_err().to_string();
         assert!(error.contains(part), "{part}: {error}");
         assert!(!error.contains("the-key") && !error.contains("the key"), "{error}");
+    }
+}
+
+#[test]
+fn traces_need_a_receiver_that_others_cannot_listen_to() {
+    assert!(resolve(&[], &[], None).unwrap().telemetry.is_none());
+    let local = "[telemetry]\notlp_endpoint = 'http://127.0.0.1:4318'\n";
+    for rest in [
+        "",
+        "sampling_ratio = 0.1\n",
+        "sampling_ratio = 1\n",
+        "otlp_headers_file = '/h'\n",
+    ] {
+        let config = resolve(&[], &[], Some(&format!("{local}{rest}"))).unwrap();
+        assert!(config.telemetry.is_some(), "{rest}");
+    }
+    let far = "[telemetry]\notlp_endpoint = 'http://otlp.test'\n";
+    assert!(resolve(&[], &[], Some(far)).is_ok());
+    for (file, part) in [
+        (&format!("{far}otlp_headers_file = '/h'\n"), "https://"),
+        (&format!("{local}sampling_ratio = 1.5\n"), "from 0 to 1"),
+        (&format!("{local}sampling_ratio = '0.5'\n"), "must be a number"),
+        (&"[telemetry]\nca_file = '/c'\n".to_owned(), "telemetry.otlp_endpoint"),
+        (
+            &"[telemetry]\notlp_endpoint = 'https://u:secret@a'\n".to_owned(),
+            "telemetry.otlp_endpoint",
+        ),
+    ] {
+        let error = resolve(&[], &[], Some(file)).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains("secret"), "{part}: {error}");
     }
 }
 

@@ -26,7 +26,7 @@ use super::repository::{Artifacts, Upload};
 use crate::data_dir::DataDir;
 use crate::operator::{ask, exchange};
 use crate::output;
-use crate::sandboxes::mib;
+use crate::output::mib;
 
 const IMAGE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// What tells our artifacts from images and from those of other programs.

@@ -13,6 +13,8 @@ mod package;
 mod platform;
 #[path = "../../../store/tests/it/postgres.rs"]
 mod postgres;
+#[cfg(target_arch = "x86_64")]
+mod spawner;
 mod usage;
 
 use std::path::{Path, PathBuf};

@@ -10,21 +10,25 @@
 //! | resume | wait | refuse | cancel the pause, if that has the same result; otherwise wait | wait | wait; refuse if it would give up processes | wait | wait |
 //! | connect | refuse | run | wait | wait | wait | refuse | refuse |
 //! | stop | refuse | cancel | cancel | cancel | cancel | join; wait if the attempt before has failed | refuse |
-//! | change, copy | refuse | wait | refuse | refuse | refuse | refuse | refuse |
+//! | change, fork | refuse | wait | refuse | refuse | refuse | refuse | refuse |
+//! | snapshot | refuse | wait; refuse while another one is being made | refuse | refuse | refuse | refuse | refuse |
 //! | write | refuse | refuse | refuse | wait | refuse | refuse | refuse |
 //! | exit | run | run | wait | wait | wait | join | join |
 //!
 //! | Command | has its turn: creating | running | pausing | paused | resuming | stopping | gone |
 //! |---|---|---|---|---|---|---|---|
-//! | pause | refuse | run | refuse | join; refuse if it came when the sandbox was being resumed | refuse | refuse | refuse |
-//! | resume, connect | refuse | join | refuse | run | refuse | refuse | refuse |
+//! | pause | refuse | run; join if the deadline that asked for it was extended | refuse | join; refuse if it came when the sandbox was being resumed | refuse | refuse | refuse |
+//! | resume, connect | refuse | join | refuse | run; refuse if traffic asks and the files are wanted | refuse | refuse | refuse |
 //! | stop | refuse | refuse | refuse | refuse | refuse | run | refuse |
-//! | change, copy | refuse | run | refuse | refuse | refuse | refuse | refuse |
-//! | write | refuse | refuse | refuse | run | refuse | refuse | refuse |
+//! | change, fork, snapshot | refuse | run | refuse | refuse | refuse | refuse | refuse |
+//! | write | refuse | refuse | refuse | run; join if nothing is in memory, or a command waits | refuse | refuse | refuse |
 //! | exit | join | run | join | run | join | join | join |
 //!
 //! No command has its turn in `pausing` or `resuming`, except after a panic, before that is repaired: the sandbox is in one
 //! of them for as long as another command has its turn.
+//!
+//! Two things are no commands, because they take no turn: a deadline ([`State::at_deadline`]), which makes one, and traffic
+//! ([`State::traffic`]), which passes, or makes one.
 
 use super::{State, Transition};
 
@@ -33,6 +37,11 @@ use super::{State, Transition};
 pub enum Command {
     /// Pauses the sandbox.
     Pause,
+    /// Pauses the sandbox at its deadline.
+    PauseAtDeadline {
+        /// The deadline has passed. Otherwise the sandbox was given another one since.
+        is_due: bool,
+    },
     /// Resumes the sandbox.
     Resume(Resume),
     /// Extends the deadline of a running sandbox, and resumes one that is paused.
@@ -44,10 +53,20 @@ pub enum Command {
     },
     /// Changes the deadline, the network or the injections.
     Change,
-    /// Makes a snapshot of the sandbox, or forks it.
-    Copy,
+    /// Forks the sandbox.
+    Fork,
+    /// Makes a snapshot of the sandbox.
+    Snapshot {
+        /// Another snapshot of the sandbox is being made.
+        is_other_made: bool,
+    },
     /// Writes to disk what is paused in memory, in the background.
-    Write,
+    Write {
+        /// The sandbox is in memory.
+        is_in_memory: bool,
+        /// A command waits that needs the sandbox as it is.
+        is_interrupted: bool,
+    },
     /// Notes that nothing of the sandbox runs any more. This command comes from the node.
     Exit,
 }
@@ -59,6 +78,8 @@ pub struct Resume {
     pub discards_processes: bool,
     /// A sandbox that goes on running instead of being paused and resumed is the same to the client.
     pub may_go_on: bool,
+    /// Traffic asks, and the sandbox was paused for its files, which only clients resume.
+    pub is_unwanted: bool,
 }
 
 /// What becomes of a command that arrives.
@@ -100,6 +121,8 @@ pub enum Refusal {
     Resuming,
     /// The sandbox is being ended.
     Stopping,
+    /// Another snapshot of the sandbox is being made.
+    InSnapshot,
     /// No client knows the sandbox yet, or it is gone.
     Gone,
 }
@@ -115,6 +138,26 @@ pub enum AtDeadline {
     Expire,
     /// The sandbox was paused for as long as paused sandboxes are kept, and is ended.
     EndRetention,
+}
+
+/// What becomes of traffic to a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passage {
+    /// The traffic passes.
+    Pass,
+    /// The traffic waits, and the sandbox is resumed.
+    Wake,
+    /// The traffic is refused.
+    Refuse,
+}
+
+/// What a sandbox says about traffic to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wakes {
+    /// Traffic resumes the sandbox.
+    pub on_traffic: bool,
+    /// The sandbox was paused for its files, which only clients resume.
+    pub paused_for_files: bool,
 }
 
 /// What is known about the deadlines of a sandbox.
@@ -134,7 +177,13 @@ impl Command {
     pub fn interrupts_writes(self) -> bool {
         match self {
             Self::Resume(_) | Self::Connect | Self::Stop { .. } => true,
-            Self::Pause | Self::Change | Self::Copy | Self::Write | Self::Exit => false,
+            Self::Pause
+            | Self::PauseAtDeadline { .. }
+            | Self::Change
+            | Self::Fork
+            | Self::Snapshot { .. }
+            | Self::Write { .. }
+            | Self::Exit => false,
         }
     }
 }
@@ -144,7 +193,7 @@ impl State {
     #[must_use]
     pub fn arrival(self, command: Command) -> Arrival {
         match command {
-            Command::Pause => match self {
+            Command::Pause | Command::PauseAtDeadline { .. } => match self {
                 Self::Paused => Arrival::Refuse(Refusal::Paused),
                 Self::Creating | Self::Running | Self::Pausing | Self::Resuming | Self::Stopping | Self::Gone => {
                     Arrival::Wait
@@ -171,8 +220,11 @@ impl State {
                 // Only its create request knows the id of a sandbox that is being created.
                 Self::Creating | Self::Gone => Arrival::Refuse(Refusal::Gone),
             },
-            Command::Change | Command::Copy => self.only(Self::Running).map_or(Arrival::Wait, Arrival::Refuse),
-            Command::Write => self.only(Self::Paused).map_or(Arrival::Wait, Arrival::Refuse),
+            Command::Snapshot { is_other_made: true } if self == Self::Running => Arrival::Refuse(Refusal::InSnapshot),
+            Command::Change | Command::Fork | Command::Snapshot { .. } => {
+                self.only(Self::Running).map_or(Arrival::Wait, Arrival::Refuse)
+            }
+            Command::Write { .. } => self.only(Self::Paused).map_or(Arrival::Wait, Arrival::Refuse),
             Command::Exit => match self {
                 Self::Creating | Self::Running => Arrival::Run,
                 // Until its state is certain.
@@ -192,13 +244,17 @@ impl State {
             Self::Creating | Self::Running | Self::Paused | Self::Stopping | Self::Gone => self.refusal(),
         };
         match command {
-            Command::Pause => match self {
+            // An extension has come first.
+            Command::PauseAtDeadline { is_due: false } if self == Self::Running => AtTurn::Join,
+            Command::Pause | Command::PauseAtDeadline { .. } => match self {
                 Self::Running => AtTurn::Run,
                 Self::Paused if matches!(arrived, Self::Running | Self::Pausing) => AtTurn::Join,
                 Self::Creating | Self::Pausing | Self::Paused | Self::Resuming | Self::Stopping | Self::Gone => {
                     AtTurn::Refuse(refusal)
                 }
             },
+            // It was paused since the traffic came.
+            Command::Resume(resume) if resume.is_unwanted && self == Self::Paused => AtTurn::Refuse(Refusal::Gone),
             Command::Resume(_) | Command::Connect => match self {
                 Self::Paused => AtTurn::Run,
                 // Another command has resumed it.
@@ -208,8 +264,17 @@ impl State {
                 }
             },
             Command::Stop { .. } => self.only(Self::Stopping).map_or(AtTurn::Run, AtTurn::Refuse),
-            Command::Change | Command::Copy => self.only(Self::Running).map_or(AtTurn::Run, AtTurn::Refuse),
-            Command::Write => self.only(Self::Paused).map_or(AtTurn::Run, AtTurn::Refuse),
+            Command::Change | Command::Fork | Command::Snapshot { .. } => {
+                self.only(Self::Running).map_or(AtTurn::Run, AtTurn::Refuse)
+            }
+            Command::Write {
+                is_in_memory,
+                is_interrupted,
+            } => match self.only(Self::Paused) {
+                Some(why) => AtTurn::Refuse(why),
+                None if is_in_memory && !is_interrupted => AtTurn::Run,
+                None => AtTurn::Join,
+            },
             Command::Exit => match self {
                 Self::Running | Self::Paused => AtTurn::Run,
                 Self::Creating | Self::Pausing | Self::Resuming | Self::Stopping | Self::Gone => AtTurn::Join,
@@ -238,6 +303,20 @@ impl State {
             Self::Pausing | Self::Paused | Self::Resuming => AtDeadline::Nothing,
             // One that could not be ended is tried again.
             Self::Creating | Self::Running | Self::Stopping | Self::Gone => AtDeadline::Expire,
+        }
+    }
+
+    /// What becomes of traffic to a sandbox in this state.
+    #[must_use]
+    pub fn traffic(self, wakes: Wakes) -> Passage {
+        match self {
+            Self::Running => Passage::Pass,
+            Self::Pausing | Self::Paused if wakes.on_traffic && !wakes.paused_for_files => Passage::Wake,
+            // A client wants it to run, so it is not kept for its files any more.
+            Self::Resuming if wakes.on_traffic => Passage::Wake,
+            Self::Creating | Self::Pausing | Self::Paused | Self::Resuming | Self::Stopping | Self::Gone => {
+                Passage::Refuse
+            }
         }
     }
 

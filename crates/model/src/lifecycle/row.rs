@@ -121,6 +121,17 @@ impl State {
         }
     }
 
+    /// The change that brings the row of a sandbox in this state back from the beginning of something that was given up; none
+    /// if the row is in no such state.
+    #[must_use]
+    pub fn repair(self, row: Self) -> Option<RowChange> {
+        match (self, row) {
+            (Self::Running, Self::Pausing) => Some(RowChange::Running),
+            (Self::Paused, Self::Resuming) => Some(RowChange::Paused),
+            _ => None,
+        }
+    }
+
     /// Whether settings in a row of this state may be changed: the deadline, the network, the injections. A row that is
     /// behind its sandbox is not changed in passing: it would get a new version, and never be brought to its state.
     #[must_use]
@@ -173,6 +184,24 @@ mod tests {
     }
 
     #[test]
+    fn a_repair_is_a_change_that_the_row_allows_and_leads_to_the_sandbox() {
+        let mut repaired = Vec::new();
+        for state in State::ALL {
+            for row in State::ALL {
+                let Some(change) = state.repair(row) else { continue };
+                assert!(change.allows(row), "{state:?} {row:?}");
+                assert_eq!(change.state(), state, "{row:?}");
+                assert!(state.rows().contains(&row) && state != row, "{state:?} {row:?}");
+                repaired.push((state, row));
+            }
+        }
+        assert_eq!(
+            repaired,
+            [(State::Running, State::Pausing), (State::Paused, State::Resuming)]
+        );
+    }
+
+    #[test]
     fn a_row_is_behind_only_where_a_transition_leads_on() {
         for state in State::ALL {
             for row in state.rows().iter().filter(|row| **row != state) {
@@ -188,10 +217,12 @@ mod tests {
     /// After a crash, no row of a sandbox that clients know is removed whatever the node has, however far it is behind.
     #[test]
     fn a_row_that_is_behind_is_recovered_like_the_sandbox() {
-        use super::super::Recovery;
+        use super::super::{Kept, Recovery};
         for state in State::ALL.into_iter().filter(|state| state.is_present()) {
             for row in state.rows() {
-                assert_ne!(row.recovery(), Recovery::Remove, "{row:?} of {state:?}");
+                for kept in Kept::ALL {
+                    assert_ne!(row.recovery(kept), Recovery::Remove, "{row:?} of {state:?}");
+                }
             }
         }
     }

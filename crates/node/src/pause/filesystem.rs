@@ -18,7 +18,7 @@ pub(super) async fn write(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, was
             let driver = &shared.driver;
             driver.storage().keep(handle.id(), handle.disk())?;
             // One of an earlier pause does not belong to what is on the disk now.
-            driver.storage().forget_image(handle.id(), handle.disk())?;
+            driver.storage().forget_checkpoint(handle.id(), handle.disk())?;
             // Most of what it has to write, while it still runs.
             handle.sandbox().sync()?;
             if driver.capabilities().freeze && !was_frozen {

@@ -61,7 +61,7 @@ async fn start_kept(
         return Err(not_found());
     }
     let restore = match what {
-        Kept::Image => Some(shared.restores.turn(boot.owner.as_deref(), TURN_TIMEOUT).await?),
+        Kept::Checkpoint => Some(shared.restores.turn(boot.owner.as_deref(), TURN_TIMEOUT).await?),
         Kept::Filesystem | Kept::Memory => None,
     };
     let begin = Begin {

@@ -95,8 +95,8 @@ impl Driver for Processes {
         let disk = request.disk.id();
         fs::write(home.join("disk"), disk.as_str())?;
         match &request.disk {
-            StartDisk::New { .. } => fs::write(self.storage.image(disk), "")?,
-            StartDisk::Kept(_) if self.storage.image(disk).exists() => {}
+            StartDisk::New { .. } => fs::write(self.storage.disk_path(disk), "")?,
+            StartDisk::Kept(_) if self.storage.disk_path(disk).exists() => {}
             StartDisk::Kept(_) => return Err(io::Error::from(io::ErrorKind::NotFound).into()),
         }
         if request.id.as_str() == BROKEN {

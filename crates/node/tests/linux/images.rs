@@ -26,7 +26,7 @@ pub(super) fn criu() -> PathBuf {
 fn to_disk(host: &Host) -> PauseSandbox {
     PauseSandbox {
         id: host.id.clone(),
-        keep: Kept::Image,
+        keep: Kept::Checkpoint,
         is_written_next: false,
     }
 }
@@ -118,7 +118,7 @@ pub(super) async fn continues_where_it_was(data_dir: &Path) {
     let mut counted = goes_on(&host, 0).await;
     for cycle in 0..4 {
         let paused = pause(&host).await;
-        if paused.kept != Kept::Image {
+        if paused.kept != Kept::Checkpoint {
             panic!("its processes stay in memory: {}", why_in_memory(&mut host).await);
         }
         assert_eq!(paused.memory_bytes, 0);
@@ -131,13 +131,13 @@ pub(super) async fn continues_where_it_was(data_dir: &Path) {
             host.node.release().await;
             drop(host);
             host = open(data_dir).await;
-            let state = WantedState::Paused(Kept::Image);
+            let state = WantedState::Paused(Kept::Checkpoint);
             let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
-            let state = AdoptedState::Paused(Kept::Image);
+            let state = AdoptedState::Paused(Kept::Checkpoint);
             let id = host.id.clone();
             assert_eq!(adopted, [Adopted { id, state }]);
         }
-        resume(&host, Kept::Image).await.unwrap();
+        resume(&host, Kept::Checkpoint).await.unwrap();
         // The image is not what the sandbox is any more.
         assert!(!kept_of(data_dir, &host.id).join("image").exists());
         let now = count(&host).await;
@@ -179,8 +179,8 @@ pub(super) async fn stays_in_memory(data_dir: &Path) {
     goes_on(&host, counted).await;
     // The next time nothing is in the way.
     host.run("pkill -x sleep").await;
-    assert_eq!(pause(&host).await.kept, Kept::Image);
-    resume(&host, Kept::Image).await.unwrap();
+    assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
+    resume(&host, Kept::Checkpoint).await.unwrap();
     host.node.kill(&host.id).await.unwrap();
     host.node.release().await;
 }
@@ -235,7 +235,7 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     assert_eq!(adopted, [Adopted { id, state }]);
     stands_still(&host.id);
     // It can be written from there. Nobody has heard of that when the platform ends.
-    assert_eq!(pause(&host).await.kept, Kept::Image);
+    assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
     assert_eq!(processes(&host.id), []);
     host.node.release().await;
     drop(host);
@@ -243,9 +243,9 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     let state = WantedState::Paused(Kept::Memory);
     let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
     let id = host.id.clone();
-    let state = AdoptedState::Paused(Kept::Image);
+    let state = AdoptedState::Paused(Kept::Checkpoint);
     assert_eq!(adopted, [Adopted { id, state }]);
-    resume(&host, Kept::Image).await.unwrap();
+    resume(&host, Kept::Checkpoint).await.unwrap();
     goes_on(&host, counted).await;
     // A kill while it is written.
     stop(&host).await;
@@ -263,21 +263,21 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
 pub(super) async fn damaged_images_are_refused(data_dir: &Path) {
     let host = counting(data_dir).await;
     goes_on(&host, 0).await;
-    assert_eq!(pause(&host).await.kept, Kept::Image);
+    assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
     let image = kept_of(data_dir, &host.id).join("image");
     let core = image.join("core-1.img");
     let whole = fs::read(&core).unwrap();
     fs::write(&core, &whole[..whole.len() / 2]).unwrap();
-    resume(&host, Kept::Image).await.unwrap_err();
+    resume(&host, Kept::Checkpoint).await.unwrap_err();
     assert_eq!(processes(&host.id), []);
     // It is as it was, and can be repaired.
     fs::write(&core, &whole).unwrap();
-    resume(&host, Kept::Image).await.unwrap();
+    resume(&host, Kept::Checkpoint).await.unwrap();
     goes_on(&host, 0).await;
     // Without an image it starts anew from its disk.
-    assert_eq!(pause(&host).await.kept, Kept::Image);
+    assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
     fs::remove_dir_all(&image).unwrap();
-    resume(&host, Kept::Image).await.unwrap_err();
+    resume(&host, Kept::Checkpoint).await.unwrap_err();
     resume(&host, Kept::Filesystem).await.unwrap();
     assert!(count(&host).await > 0);
     host.node.kill(&host.id).await.unwrap();

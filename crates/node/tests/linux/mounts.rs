@@ -23,8 +23,8 @@ pub(super) async fn are_those_of_the_list(data_dir: &Path) {
     assert_eq!(differences(LIST, &started), [""; 0], "{started}");
     let counted = goes_on(&host, 0).await;
     for _ in 0..2 {
-        assert_eq!(pause(&host).await.kept, Kept::Image);
-        resume(&host, Kept::Image).await.unwrap();
+        assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
+        resume(&host, Kept::Checkpoint).await.unwrap();
         goes_on(&host, counted).await;
         let restored = mounts_of(&host).await;
         assert_eq!(differences(LIST, &restored), [""; 0], "{restored}");

@@ -7,16 +7,25 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use tokio::net::TcpStream;
 
+/// Sizes of the buffers of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Buffers {
+    /// For what comes.
+    received: usize,
+    /// For what is sent.
+    sent: usize,
+}
+
 /// Limits of what is buffered for one connection, in bytes as the kernel counts them. Left to itself, the kernel lets
 /// the buffers of each socket grow to what the host allows for one, often tens of megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {
     /// Sizes of the buffers of the socket to the outside, for what comes and for what is sent. The first bounds the
     /// speed over a long way.
-    outside: (usize, usize),
+    outside: Buffers,
     /// Sizes of the buffers of the socket in the sandbox, where nothing is far away. Segments there have up to 64 KiB,
     /// and programs send slowly to a buffer for which they have to be cut.
-    inside: (usize, usize),
+    inside: Buffers,
     /// What is on its way between the sockets, in each direction.
     pub(super) chunk: usize,
 }
@@ -27,31 +36,55 @@ const FIRST: [(usize, Sizes); 3] = [
     (
         4,
         Sizes {
-            outside: (3 << 20, 1 << 20),
-            inside: (512 << 10, 512 << 10),
+            outside: Buffers {
+                received: 3 << 20,
+                sent: 1 << 20,
+            },
+            inside: Buffers {
+                received: 512 << 10,
+                sent: 512 << 10,
+            },
             chunk: 256 << 10,
         },
     ),
     (
         16,
         Sizes {
-            outside: (512 << 10, 256 << 10),
-            inside: (128 << 10, 128 << 10),
+            outside: Buffers {
+                received: 512 << 10,
+                sent: 256 << 10,
+            },
+            inside: Buffers {
+                received: 128 << 10,
+                sent: 128 << 10,
+            },
             chunk: 64 << 10,
         },
     ),
     (
         64,
         Sizes {
-            outside: (64 << 10, 64 << 10),
-            inside: (64 << 10, 64 << 10),
+            outside: Buffers {
+                received: 64 << 10,
+                sent: 64 << 10,
+            },
+            inside: Buffers {
+                received: 64 << 10,
+                sent: 64 << 10,
+            },
             chunk: 32 << 10,
         },
     ),
 ];
 const FURTHER: Sizes = Sizes {
-    outside: (16 << 10, 16 << 10),
-    inside: (64 << 10, 16 << 10),
+    outside: Buffers {
+        received: 16 << 10,
+        sent: 16 << 10,
+    },
+    inside: Buffers {
+        received: 64 << 10,
+        sent: 16 << 10,
+    },
     chunk: 8 << 10,
 };
 
@@ -86,12 +119,12 @@ impl Sizes {
 
 /// Sets the sizes of both buffers of a socket. Where it must not be told more than the host allows every program, it
 /// uses that.
-fn bound(stream: &TcpStream, (receive, send): (usize, usize)) -> io::Result<()> {
-    match sockopt::set_socket_recv_buffer_size_force(stream, receive / 2) {
-        Err(Errno::PERM) => sockopt::set_socket_recv_buffer_size(stream, receive / 2)?,
+fn bound(stream: &TcpStream, buffers: Buffers) -> io::Result<()> {
+    match sockopt::set_socket_recv_buffer_size_force(stream, buffers.received / 2) {
+        Err(Errno::PERM) => sockopt::set_socket_recv_buffer_size(stream, buffers.received / 2)?,
         outcome => outcome?,
     }
-    Ok(sockopt::set_socket_send_buffer_size(stream, send / 2)?)
+    Ok(sockopt::set_socket_send_buffer_size(stream, buffers.sent / 2)?)
 }
 
 #[cfg(test)]
@@ -102,7 +135,7 @@ mod tests {
     fn a_sandbox_with_all_its_connections_takes_a_bounded_amount() {
         let total = |others: usize| {
             let Sizes { outside, inside, chunk } = Sizes::beside(others);
-            outside.0 + outside.1 + inside.0 + inside.1 + 2 * chunk
+            outside.received + outside.sent + inside.received + inside.sent + 2 * chunk
         };
         let all: usize = (0..1000).map(total).sum();
         assert!(all <= 168 << 20, "{} KiB", all >> 10);

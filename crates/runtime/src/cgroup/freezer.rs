@@ -129,7 +129,7 @@ impl Freezer {
         write(&self.0.join("cgroup.freeze"), "0")
     }
 
-    /// Lets all processes continue, also those of the workload's own group, which is frozen while an image is written and
+    /// Lets all processes continue, also those of the workload's own group, which is frozen while a checkpoint is written and
     /// after a restore.
     ///
     /// # Errors

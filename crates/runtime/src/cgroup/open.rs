@@ -255,7 +255,7 @@ impl OpenTree {
     }
 }
 
-/// Limits of a sandbox while CRIU restores it: CRIU is in its groups, too, and reads the image through them. A sandbox
+/// Limits of a sandbox while CRIU restores it: CRIU is in its groups, too, and reads the checkpoint through them. A sandbox
 /// that had used up its limits could not be restored otherwise.
 pub(crate) fn while_restored(resources: &Resources) -> Resources {
     Resources {

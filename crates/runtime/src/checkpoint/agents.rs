@@ -1,4 +1,4 @@
-//! Agent programs that images need: what is restored maps the file that it was started from, whichever version of the
+//! Agent programs that checkpoints need: what is restored maps the file that it was started from, whichever version of the
 //! platform restores it.
 //!
 //! A damaged program would make every sandbox that is restored with it run damaged code. So each is compared with its hash

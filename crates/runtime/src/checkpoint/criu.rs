@@ -36,7 +36,7 @@ const FOR_ALL: [u32; 7] = [
     24, // CAP_SYS_RESOURCE: limits and scores of processes that are higher than its own, where the host has it
     40, // CAP_CHECKPOINT_RESTORE: files in memory of processes, and pids
 ];
-/// What a run that writes an image keeps as well.
+/// What a run that writes a checkpoint keeps as well.
 const FOR_DUMPS: [u32; 2] = [
     1, // CAP_DAC_OVERRIDE: to link a file whose name was removed, in a directory of any user inside
     2, // CAP_DAC_READ_SEARCH: to see the open files of processes of any user inside
@@ -126,9 +126,9 @@ impl Criu {
             &rpc::request(run.task, &format!("/proc/self/fd/{SETTINGS}")),
             &[],
         )?;
-        let (image, work) = (jail::IMAGE, jail::WORK);
+        let (checkpoint, work) = (jail::CHECKPOINT, jail::WORK);
         let settings = format!(
-            "{}images-dir {image}\nwork-dir {work}\nlog-file /proc/self/fd/{LOG}\n",
+            "{}images-dir {checkpoint}\nwork-dir {work}\nlog-file /proc/self/fd/{LOG}\n",
             run.settings.text()
         );
         let settings = file_of("settings", settings.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Writing an image: the process that brings a sandbox to rest, runs CRIU, and ends the sandbox or lets it go on.
+//! Writing a checkpoint: the process that brings a sandbox to rest, runs CRIU, and ends the sandbox or lets it go on.
 //!
 //! ```text
 //!   platform                          this process                    CRIU
@@ -19,11 +19,11 @@
 //! process: it is made to fail ([`Criu::stop`]), and lets go of the processes itself.
 //!
 //! A sandbox that stood still before, because it is paused in memory, does not go on: its agent alone runs for a moment, to
-//! give up what leads out, and to take it back if there is no image in the end. The workload is frozen meanwhile by its own
+//! give up what leads out, and to take it back if there is no checkpoint in the end. The workload is frozen meanwhile by its own
 //! group. CRIU freezes what was frozen before it lets go; where it was killed, this process does.
 //!
-//! Once the image has got its name, the sandbox is what was written, and nothing that was in it may run again: what it did
-//! would be done twice, and on a disk that the image does not belong to. So from the moment when the image is complete the
+//! Once the checkpoint has got its name, the sandbox is what was written, and nothing that was in it may run again: what it did
+//! would be done twice, and on a disk that the checkpoint does not belong to. So from the moment when the checkpoint is complete the
 //! freezer holds the processes, in case that CRIU is killed, and they are killed by their groups and not by CRIU.
 
 use std::io;
@@ -53,7 +53,7 @@ use crate::wire::{self, Dump, Reply, Request};
 /// How long CRIU may take to let go of all processes. It takes milliseconds; the bound is for a disk that blocks it.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Writes one image.
+/// Writes one checkpoint.
 ///
 /// # Errors
 /// Those of the socket. Others are replies.
@@ -102,7 +102,7 @@ pub(crate) fn serve(socket: &OwnedFd, tree: &Tree) -> io::Result<()> {
     wire::send_message(socket, &reply, &[])
 }
 
-/// Writes the image, and ends the processes unless they go on. When this fails, all of them are there still, stopped or
+/// Writes the checkpoint, and ends the processes unless they go on. When this fails, all of them are there still, stopped or
 /// as CRIU has left them.
 fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &OwnedFd) -> Result<(), WriteError> {
     subject.stop_workload()?;
@@ -113,7 +113,7 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     }
     subject.rest(at_rest, dump.goes_on)?;
     let of_agent = |file: &str| PathBuf::from(format!("/proc/{}/{file}", dump.pid));
-    std::fs::DirBuilder::new().mode(0o700).create(&dump.image)?;
+    std::fs::DirBuilder::new().mode(0o700).create(&dump.checkpoint)?;
     let points = mounts::points(&std::fs::read_to_string(of_agent("mountinfo"))?);
     let about = About {
         host: HostFeatures::with(&dump.program.version),
@@ -121,7 +121,7 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         mounts: points.clone(),
         run: Run::of(&subject.name.id, dump.pid, &points)?,
     };
-    about.write(&dump.image)?;
+    about.write(&dump.checkpoint)?;
     let mut settings = CriuSettings::new();
     settings.set("network-lock", "skip")?;
     settings.set("cgroup-dump-controller", "none")?;
@@ -139,7 +139,7 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
         let jail = Jail::new(&dump.program.files, dump.base_id)?;
         facts::give(&dump.facts, &jail)?;
         let harmless = attr::NOSUID | attr::NODEV | attr::NOEXEC;
-        jail.show(&dump.image, jail::IMAGE, harmless)?;
+        jail.show(&dump.checkpoint, jail::CHECKPOINT, harmless)?;
         jail.show(freezer.group(), jail::FREEZER, harmless)?;
         jail.enter()?;
         calls::ignore_file_size_signal();
@@ -167,14 +167,14 @@ fn write(dump: &Dump, subject: &Subject<'_>, at_rest: &mut AtRest, socket: &Owne
     })
 }
 
-/// Why there is no image.
+/// Why there is no checkpoint.
 #[derive(Debug)]
 enum Unwritten {
     /// CRIU has ended.
     Ended(WriteError),
     /// CRIU still runs.
     Running(io::Error),
-    /// CRIU still runs. It has written an image that could not be restored.
+    /// CRIU still runs. It has written a checkpoint that could not be restored.
     Refused(String),
 }
 
@@ -184,18 +184,18 @@ impl From<io::Error> for Unwritten {
     }
 }
 
-/// Follows a run of CRIU until the image is complete, and the processes have ended or go on.
+/// Follows a run of CRIU until the checkpoint is complete, and the processes have ended or go on.
 fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, socket: &OwnedFd) -> Result<(), Unwritten> {
     loop {
         match next_of_dump(criu, socket)? {
             CriuEvent::Step { action, .. } => {
                 if action == "post-dump" {
-                    // Only CRIU holds them now, and when it is killed, they must not go on beside an image that counts.
+                    // Only CRIU holds them now, and when it is killed, they must not go on beside a checkpoint that counts.
                     subject.tree.freezer(subject.name)?.hold()?;
-                    if let Some(why) = obstacle(&dump.image, subject)? {
+                    if let Some(why) = obstacle(&dump.checkpoint, subject)? {
                         return Err(Unwritten::Refused(why));
                     }
-                    open_to_readers(&dump.image)?;
+                    open_to_readers(&dump.checkpoint)?;
                     wire::send_message(socket, &Reply::Done, &[])?;
                     let answer = wire::receive_message::<Request>(socket);
                     if dump.goes_on {
@@ -204,7 +204,7 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, socket: &OwnedFd)
                         return match (answer?, ended?) {
                             (Some((Request::LetGoOn, _)), 0) => Ok(()),
                             (Some((Request::LetGoOn, _)), status) => Err(io::Error::other(format!(
-                                "CRIU exited with status {status} after the image was complete"
+                                "CRIU exited with status {status} after the checkpoint was complete"
                             ))
                             .into()),
                             _ => Err(given_up().into()),
@@ -212,8 +212,8 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, socket: &OwnedFd)
                     }
                     let is_complete = match answer? {
                         Some((Request::EndDumped, _)) => true,
-                        // The platform has ended. With its name the image counts, even though nobody has said so.
-                        None => !dump.image.exists(),
+                        // The platform has ended. With its name the checkpoint counts, even though nobody has said so.
+                        None => !dump.checkpoint.exists(),
                         Some(_) => false,
                     };
                     if !is_complete {
@@ -237,11 +237,11 @@ fn follow(criu: &mut Criu, dump: &Dump, subject: &Subject<'_>, socket: &OwnedFd)
     }
 }
 
-fn obstacle(image: &Path, subject: &Subject<'_>) -> io::Result<Option<String>> {
+fn obstacle(checkpoint: &Path, subject: &Subject<'_>) -> io::Result<Option<String>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
     let root = open(Path::new(&format!("/proc/{}/root", subject.pid)))?;
-    ghosts::obstacle(open(image)?.as_fd(), root.as_fd())
+    ghosts::obstacle(open(checkpoint)?.as_fd(), root.as_fd())
 }
 
 /// Lets CRIU end by itself, also when the platform has ended, and returns its status.
@@ -268,17 +268,17 @@ fn given_up() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, "the platform has given it up")
 }
 
-/// CRIU reads images also where it has no privileges on the host any more, with other ids than it wrote them with. Nobody
+/// CRIU reads checkpoints also where it has no privileges on the host any more, with other ids than it wrote them with. Nobody
 /// else reaches them: the directory above belongs to root alone.
-fn open_to_readers(image: &Path) -> io::Result<()> {
+fn open_to_readers(checkpoint: &Path) -> io::Result<()> {
     let set = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
-    for entry in std::fs::read_dir(image)? {
+    for entry in std::fs::read_dir(checkpoint)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "img") {
             set(&path, 0o644)?;
         }
     }
-    set(image, 0o711)
+    set(checkpoint, 0o711)
 }
 
 /// The next event of a dump, unless the platform gives up or ends before: then its socket is closed, or has a request.

@@ -1,8 +1,8 @@
-//! Files of an image that have lost their names.
+//! Files of a checkpoint that have lost their names.
 //!
-//! A file that processes have open after its name was removed is part of the image, and CRIU calls it a ghost. A restore
+//! A file that processes have open after its name was removed is part of the checkpoint, and CRIU calls it a ghost. A restore
 //! creates it where it was, under a name with an ending of CRIU's, opens it, and removes that name. A directory is created
-//! under its own name. A file that has another name is linked under one of CRIU's when the image is written, and that name is
+//! under its own name. A file that has another name is linked under one of CRIU's when the checkpoint is written, and that name is
 //! in the way of nothing. Where the directory of such a file is gone, too, CRIU takes the nearest one above it that is there.
 //! A socket is bound again where it was, and its name removed.
 //!
@@ -10,7 +10,7 @@
 //!
 //! CRIU does all of that by path. What is in the path is the sandbox's: where a directory was, there may be a link by now, and
 //! CRIU would follow it. It would reach nothing of the host ([`super::jail`]), but it is not the place of the file either. So
-//! every directory of these paths has to be a real one, or to be gone: [`obstacle`] looks when an image is written, and
+//! every directory of these paths has to be a real one, or to be gone: [`obstacle`] looks when a checkpoint is written, and
 //! [`misplaced`] again before each restore, on the disk that the restore is given.
 //!
 //! # What is left
@@ -39,14 +39,14 @@ const ABOVE_MAX: usize = 100_000;
 const NAME_MAX: usize = 255;
 const PATH_MAX: usize = 3800;
 
-/// Why a restore from an image could not make all of its files that have lost their names, or would have to read too much for
+/// Why a restore from a checkpoint could not make all of its files that have lost their names, or would have to read too much for
 /// it. `root` is the root directory of the sandbox, which stands still.
 ///
 /// # Errors
 /// Those of [`lost`], and of the kernel.
-pub(crate) fn obstacle(image: BorrowedFd<'_>, root: BorrowedFd<'_>) -> io::Result<Option<String>> {
+pub(crate) fn obstacle(checkpoint: BorrowedFd<'_>, root: BorrowedFd<'_>) -> io::Result<Option<String>> {
     for file in LISTS {
-        let bytes = match rustix::fs::statat(image, file, AtFlags::SYMLINK_NOFOLLOW) {
+        let bytes = match rustix::fs::statat(checkpoint, file, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => u64::try_from(stat.st_size).map_err(io::Error::other)?,
             Err(Errno::NOENT) => 0,
             Err(error) => return Err(error.into()),
@@ -56,7 +56,7 @@ pub(crate) fn obstacle(image: BorrowedFd<'_>, root: BorrowedFd<'_>) -> io::Resul
             return Ok(Some(format!("the list of its open files is longer than {mib} MiB")));
         }
     }
-    let lost = lost(image)?;
+    let lost = lost(checkpoint)?;
     let is_too_long = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default();
         name.len() > NAME_MAX || path.as_os_str().len() > PATH_MAX
@@ -247,7 +247,7 @@ fn open(directory: &Path, root: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Removes a directory that a restore has left: there was none when the image was written, and none has anything in it.
+/// Removes a directory that a restore has left: there was none when the checkpoint was written, and none has anything in it.
 fn remove_empty(path: &Path, root: BorrowedFd<'_>) -> io::Result<()> {
     let removed = open(path.parent().unwrap_or(Path::new("")), root)
         .and_then(|above| rustix::fs::unlinkat(above, path.file_name().unwrap_or_default(), AtFlags::REMOVEDIR));
@@ -400,9 +400,9 @@ mod tests {
 
     #[test]
     fn what_could_not_be_restored_is_found_out() {
-        let (image, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (checkpoint, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (dir, root) = (
-            fs::File::open(image.path()).unwrap(),
+            fs::File::open(checkpoint.path()).unwrap(),
             fs::File::open(root.path()).unwrap(),
         );
         let obstacle = || obstacle(dir.as_fd(), root.as_fd());
@@ -414,12 +414,12 @@ mod tests {
                 socket: None,
             };
             let entry = entry.encode_to_vec();
-            fs::write(image.path().join("files.img"), file(&[&entry])).unwrap();
+            fs::write(checkpoint.path().join("files.img"), file(&[&entry])).unwrap();
         };
         write(format!("/{}", "n".repeat(NAME_MAX)));
         assert_eq!(obstacle().unwrap(), None);
         fs::write(
-            image.path().join("remap-fpath.img"),
+            checkpoint.path().join("remap-fpath.img"),
             file(&[b"\x08\x07\x10\x0a\x18\x01"]),
         )
         .unwrap();
@@ -431,24 +431,24 @@ mod tests {
         assert_eq!(obstacle().unwrap(), None);
         write(format!("/{}n", "n/".repeat(PATH_MAX / 2)));
         assert!(obstacle().unwrap().unwrap().contains("too long"));
-        let files = fs::File::create(image.path().join("files.img")).unwrap();
+        let files = fs::File::create(checkpoint.path().join("files.img")).unwrap();
         files.set_len(FILES_MAX + 1).unwrap();
         assert!(obstacle().unwrap().unwrap().contains("64 MiB"));
-        // An image that was changed since it was checked.
+        // A checkpoint that was changed since it was checked.
         assert_eq!(lost(dir.as_fd()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
     #[test]
     fn a_directory_that_was_made_again_is_found_out() {
-        let (image, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (checkpoint, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (dir, top) = (
-            fs::File::open(image.path()).unwrap(),
+            fs::File::open(checkpoint.path()).unwrap(),
             fs::File::open(root.path()).unwrap(),
         );
-        fs::write(image.path().join("files.img"), file(&FILES[2..])).unwrap();
-        fs::write(image.path().join("remap-fpath.img"), file(&REMAPS[2..])).unwrap();
+        fs::write(checkpoint.path().join("files.img"), file(&FILES[2..])).unwrap();
+        fs::write(checkpoint.path().join("remap-fpath.img"), file(&REMAPS[2..])).unwrap();
         fs::write(
-            image.path().join("ghost-file-3.img"),
+            checkpoint.path().join("ghost-file-3.img"),
             file(&[b"\x08\x00\x10\x00\x18\xed\x83\x01"]),
         )
         .unwrap();

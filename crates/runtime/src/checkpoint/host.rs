@@ -1,4 +1,4 @@
-//! What of a host the processes in an image depend on, beyond files: the instructions that its processor has, and a CRIU
+//! What of a host the processes in a checkpoint depend on, beyond files: the instructions that its processor has, and a CRIU
 //! that can read what another one wrote.
 //!
 //! Programs find out once which instructions there are, and use them for good. On a processor with fewer of them (a machine
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Features that an error names at most.
 const NAMED_MAX: usize = 4;
 
-/// The host that wrote an image, or reads it.
+/// The host that wrote a checkpoint, or reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostFeatures {
     /// The version of CRIU.
@@ -20,7 +20,7 @@ pub(crate) struct HostFeatures {
     /// The kernel's release.
     pub(crate) kernel: String,
     /// Instruction sets of the processor that programs may use. Empty where they are not known: on others than x86-64, and
-    /// in images of earlier versions.
+    /// in checkpoints of earlier versions.
     #[serde(default)]
     pub(crate) processor: BTreeSet<String>,
 }

@@ -1,7 +1,7 @@
-//! The ids of the host in an image.
+//! The ids of the host in a checkpoint.
 //!
 //! A sandbox is restored in any slot, and must have the ids of that one: its file systems are mapped to them, and the ids
-//! of the slot that it was written in may belong to another sandbox by now. In an image, all ids are those that the
+//! of the slot that it was written in may belong to another sandbox by now. In a checkpoint, all ids are those that the
 //! sandbox sees, except in one file: the map of its user namespace.
 //!
 //! ```text
@@ -21,20 +21,20 @@ const NAME: &str = "userns-";
 /// Length of what names the kind of file.
 const KIND: usize = 8;
 
-/// The file of an image with the map.
+/// The file of a checkpoint with the map.
 ///
 /// # Errors
 /// When there is none, or more than one: a user namespace of a program inside cannot be restored.
-pub(crate) fn file(image: &Path) -> io::Result<PathBuf> {
+pub(crate) fn file(checkpoint: &Path) -> io::Result<PathBuf> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(image)? {
+    for entry in fs::read_dir(checkpoint)? {
         let entry = entry?;
         if entry.file_name().as_encoded_bytes().starts_with(NAME.as_bytes()) {
             found.push(entry.path());
         }
     }
     let invalid = |found: Vec<_>| {
-        let why = format!("the image has {} maps of ids instead of one", found.len());
+        let why = format!("the checkpoint has {} maps of ids instead of one", found.len());
         io::Error::new(io::ErrorKind::InvalidData, why)
     };
     let [file] = <[PathBuf; 1]>::try_from(found).map_err(invalid)?;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_has_one_map() {
+    fn a_checkpoint_has_one_map() {
         let dir = tempfile::tempdir().unwrap();
         file(dir.path()).unwrap_err();
         fs::write(dir.path().join("userns-9.img"), WRITTEN).unwrap();

@@ -10,7 +10,7 @@
 //!   /proc                                        processes of the host; their files and roots cannot be entered (`criu`)
 //!   /dev/null, /dev/pts                          of this root's own
 //!   /run, /tmp                                   empty, but for what CRIU knows about the kernel
-//!   /ringfence/image                             the image, which only a dump may write
+//!   /ringfence/image                             the checkpoint, which only a dump may write
 //!   /ringfence/work                              empty
 //!   /ringfence/freezer                           at a dump, the control group of the sandbox
 //!   /ringfence/root, mounts, figures             at a restore, the file systems of the sandbox
@@ -32,8 +32,8 @@ use rustix::mount::{MountPropagationFlags, OpenTreeFlags};
 use crate::mounting;
 use crate::sys::{self, attr};
 
-/// Where the image is.
-pub(crate) const IMAGE: &str = "/ringfence/image";
+/// Where the checkpoint is.
+pub(crate) const CHECKPOINT: &str = "/ringfence/image";
 /// Where CRIU has its cache of facts about the kernel.
 pub(crate) const RUN: &str = "/run";
 /// Directory in which CRIU starts. It leaves statistics there.

@@ -1,4 +1,4 @@
-//! The files of an image that have lost their names, as CRIU notes them. What becomes of them is in [`super::ghosts`].
+//! The files of a checkpoint that have lost their names, as CRIU notes them. What becomes of them is in [`super::ghosts`].
 //!
 //! ```text
 //!   8 bytes that name the kind of file │ length, 4 bytes │ a message │ length │ a message ...
@@ -21,14 +21,14 @@ use prost::Message;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// The lists of files in an image.
+/// The lists of files in a checkpoint.
 pub(super) const LISTS: [&str; 2] = ["files.img", "remap-fpath.img"];
 /// Maximum size of each of them, in bytes: some hundred thousand files. They are read at once.
 pub(super) const FILES_MAX: u64 = 64 << 20;
 /// Length of what names the kind of file, and of the length of a message.
 const KIND: usize = 8;
 const LENGTH: usize = 4;
-/// Maximum length of what an image has of a file without a name, besides its content: the target of a link, and some numbers.
+/// Maximum length of what a checkpoint has of a file without a name, besides its content: the target of a link, and some numbers.
 const GHOST_MAX: u64 = 8192;
 /// Types of a remap: for a file that CRIU has linked, and for one without a name.
 const LINKED: i32 = 0;
@@ -89,7 +89,7 @@ struct Remap {
     kind: Option<i32>,
 }
 
-/// The beginning of what an image has of a file without a name.
+/// The beginning of what a checkpoint has of a file without a name.
 #[derive(Message)]
 struct Ghost {
     #[prost(uint32, tag = "3")]
@@ -143,17 +143,17 @@ impl Lost {
     }
 }
 
-/// The files of an image that have lost their names.
+/// The files of a checkpoint that have lost their names.
 ///
 /// # Errors
-/// When the image cannot be read, is none, or has a list of more than [`FILES_MAX`].
-pub(crate) fn lost(image: BorrowedFd<'_>) -> io::Result<Vec<Lost>> {
-    let remaps: Vec<Remap> = messages(image, LISTS[1])?;
+/// When the checkpoint cannot be read, is none, or has a list of more than [`FILES_MAX`].
+pub(crate) fn lost(checkpoint: BorrowedFd<'_>) -> io::Result<Vec<Lost>> {
+    let remaps: Vec<Remap> = messages(checkpoint, LISTS[1])?;
     let remaps: Vec<Remap> = remaps
         .into_iter()
         .filter(|remap| matches!(remap.kind.unwrap_or(GHOST), GHOST | LINKED))
         .collect();
-    let files: Vec<FileEntry> = messages(image, LISTS[0])?;
+    let files: Vec<FileEntry> = messages(checkpoint, LISTS[0])?;
     let sockets = files.iter().filter_map(|file| file.socket.as_ref()?.lost());
     let mut lost: Vec<Lost> = sockets.collect();
     let files: HashMap<u32, &str> = files
@@ -169,7 +169,7 @@ pub(crate) fn lost(image: BorrowedFd<'_>) -> io::Result<Vec<Lost>> {
                 Some(link) => How::Linked(link.into()),
                 None => continue,
             },
-            _ if is_directory(image, remap.id)? => How::Directory,
+            _ if is_directory(checkpoint, remap.id)? => How::Directory,
             _ => {
                 let mut name = path.file_name().unwrap_or_default().to_owned();
                 name.push(format!(".cr.{:x}.ghost", remap.id));
@@ -182,9 +182,9 @@ pub(crate) fn lost(image: BorrowedFd<'_>) -> io::Result<Vec<Lost>> {
 }
 
 /// Whether a file without a name is a directory.
-fn is_directory(image: BorrowedFd<'_>, id: u32) -> io::Result<bool> {
+fn is_directory(checkpoint: BorrowedFd<'_>, id: u32) -> io::Result<bool> {
     let name = format!("ghost-file-{id:x}.img");
-    let file = match rustix::fs::openat(image, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+    let file = match rustix::fs::openat(checkpoint, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Ok(false),
         Err(error) => return Err(error.into()),
@@ -200,9 +200,9 @@ fn is_directory(image: BorrowedFd<'_>, id: u32) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(Ghost::decode(message)?.mode).is_dir())
 }
 
-/// The messages in a file of an image; none where there is no such file.
-fn messages<T: Message + Default>(image: BorrowedFd<'_>, file: &str) -> io::Result<Vec<T>> {
-    let file = match rustix::fs::openat(image, file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+/// The messages in a file of a checkpoint; none where there is no such file.
+fn messages<T: Message + Default>(checkpoint: BorrowedFd<'_>, file: &str) -> io::Result<Vec<T>> {
+    let file = match rustix::fs::openat(checkpoint, file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
@@ -281,19 +281,19 @@ pub(super) mod tests {
 
     #[test]
     fn lost_files_are_those_that_criu_notes() {
-        let image = tempfile::tempdir().unwrap();
-        let dir = fs::File::open(image.path()).unwrap();
+        let checkpoint = tempfile::tempdir().unwrap();
+        let dir = fs::File::open(checkpoint.path()).unwrap();
         assert_eq!(lost(dir.as_fd()).unwrap(), []);
-        fs::write(image.path().join("files.img"), file(&FILES)).unwrap();
-        fs::write(image.path().join("remap-fpath.img"), file(&REMAPS)).unwrap();
+        fs::write(checkpoint.path().join("files.img"), file(&FILES)).unwrap();
+        fs::write(checkpoint.path().join("remap-fpath.img"), file(&REMAPS)).unwrap();
         // As CRIU writes it for a directory of root's; the times of others, and content, follow.
         fs::write(
-            image.path().join("ghost-file-3.img"),
+            checkpoint.path().join("ghost-file-3.img"),
             file(&[b"\x08\x00\x10\x00\x18\xed\x83\x01"]),
         )
         .unwrap();
         fs::write(
-            image.path().join("ghost-file-1.img"),
+            checkpoint.path().join("ghost-file-1.img"),
             [&file(&[b"\x08\x00\x10\x00\x18\xa4\x83\x02"]), &b"content"[..]].concat(),
         )
         .unwrap();
@@ -306,7 +306,7 @@ pub(super) mod tests {
         assert_eq!(found, want);
         // A file by another name of its own.
         fs::write(
-            image.path().join("remap-fpath.img"),
+            checkpoint.path().join("remap-fpath.img"),
             file(&[b"\x08\x20\x10\x21\x18\x00"]),
         )
         .unwrap();
@@ -332,8 +332,8 @@ pub(super) mod tests {
             socket(b"\0abstract", None, Some(true)),
         ];
         let sockets: Vec<&[u8]> = sockets.iter().map(Vec::as_slice).collect();
-        fs::write(image.path().join("files.img"), file(&sockets)).unwrap();
-        fs::remove_file(image.path().join("remap-fpath.img")).unwrap();
+        fs::write(checkpoint.path().join("files.img"), file(&sockets)).unwrap();
+        fs::remove_file(checkpoint.path().join("remap-fpath.img")).unwrap();
         let of_socket = |path: &str| Lost {
             path: path.into(),
             how: How::Socket,
@@ -342,7 +342,7 @@ pub(super) mod tests {
             lost(dir.as_fd()).unwrap(),
             [of_socket("run/gone"), of_socket("home/user/d/gone")]
         );
-        fs::write(image.path().join("remap-fpath.img"), &file(&REMAPS)[..KIND + 5]).unwrap();
+        fs::write(checkpoint.path().join("remap-fpath.img"), &file(&REMAPS)[..KIND + 5]).unwrap();
         lost(dir.as_fd()).unwrap_err();
     }
 }

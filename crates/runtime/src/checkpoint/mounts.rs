@@ -1,4 +1,4 @@
-//! The mounts of a sandbox in an image of its processes.
+//! The mounts of a sandbox in a checkpoint.
 //!
 //! CRIU itself restores the instances that belong to a sandbox alone: `/proc`, terminals, memory and message queues. All
 //! others are external: it notes a name for each, and is told at a restore where the mount is that has this name. Which
@@ -8,11 +8,11 @@ use std::io;
 
 use super::jail;
 use super::rpc::CriuSettings;
-use crate::mounts::{self, Checkpoint, Cover, Source};
+use crate::mounts::{self, Cover, Source, Treatment};
 
 /// How the mount at this point is treated: one that is not in the list is provided by the platform.
-fn treatment(point: &str) -> Checkpoint {
-    mounts::at(point).map_or(Checkpoint::External, |mount| mount.source.checkpoint())
+fn treatment(point: &str) -> Treatment {
+    mounts::at(point).map_or(Treatment::External, |mount| mount.source.treatment())
 }
 
 /// The mount points in the text of `/proc/<pid>/mountinfo`, without those that others cover.
@@ -28,21 +28,21 @@ pub(crate) fn points(mountinfo: &str) -> Vec<String> {
     points
 }
 
-/// The name of a mount in an image.
+/// The name of a mount in a checkpoint.
 fn key(index: usize) -> String {
     format!("mount{index}")
 }
 
-/// Tells CRIU about the mounts at these points, for writing an image.
+/// Tells CRIU about the mounts at these points, for writing a checkpoint.
 ///
 /// # Errors
 /// When CRIU cannot be told about one of them.
 pub(crate) fn settings_of_dump(points: &[String], settings: &mut CriuSettings) -> io::Result<()> {
     for (index, point) in points.iter().enumerate() {
         match treatment(point) {
-            Checkpoint::Restored => {}
-            Checkpoint::OfNetwork => settings.set("skip-mnt", point)?,
-            Checkpoint::External => settings.set("external", &format!("mnt[{point}]:{}", key(index)))?,
+            Treatment::Restored => {}
+            Treatment::OfNetwork => settings.set("skip-mnt", point)?,
+            Treatment::External => settings.set("external", &format!("mnt[{point}]:{}", key(index)))?,
         }
     }
     Ok(())
@@ -58,9 +58,9 @@ pub(crate) fn settings_of_restore(
     settings: &mut CriuSettings,
 ) -> io::Result<()> {
     for (index, point) in points.iter().enumerate() {
-        if treatment(point) == Checkpoint::External {
-            let source =
-                source(point).ok_or_else(|| io::Error::other(format!("the image has an unknown mount at {point}")))?;
+        if treatment(point) == Treatment::External {
+            let source = source(point)
+                .ok_or_else(|| io::Error::other(format!("the checkpoint has an unknown mount at {point}")))?;
             settings.set("external", &format!("mnt[{}]:{source}", key(index)))?;
         }
     }
@@ -83,8 +83,8 @@ pub(crate) fn source_path(name: &str) -> String {
     format!("{}/{name}", jail::MOUNTS)
 }
 
-/// Where the source of the mount at a point of an image is, in the root for CRIU, given the names of the sources, and whether
-/// the sandbox has `/proc` files of its own. Whatever else covers something in `/proc`, in an image of another version or of
+/// Where the source of the mount at a point of a checkpoint is, in the root for CRIU, given the names of the sources, and whether
+/// the sandbox has `/proc` files of its own. Whatever else covers something in `/proc`, in a checkpoint of another version or of
 /// another host, stays covered.
 pub(crate) fn source_at<'a>(point: &str, mut names: impl Iterator<Item = &'a str>, figures: bool) -> Option<String> {
     if names.any(|name| name == point) {
@@ -186,10 +186,10 @@ mod tests {
             for mount in MOUNTS {
                 let each: Result<(), ()> = layout.each(mount, |point, _| {
                     assert!(!points.iter().any(|have| have == point), "{point}");
-                    assert_eq!(treatment(point), mount.source.checkpoint(), "{point}");
+                    assert_eq!(treatment(point), mount.source.treatment(), "{point}");
                     points.push(point.to_owned());
                     let is_whole = matches!(mount.source, Source::Figure(_));
-                    if mount.source.checkpoint() == Checkpoint::External && !is_whole {
+                    if mount.source.treatment() == Treatment::External && !is_whole {
                         names.push(source_name(mount.source, point).to_owned());
                     }
                     Ok(())
@@ -204,7 +204,7 @@ mod tests {
             for (index, point) in points.iter().enumerate() {
                 let written = format!("external \"mnt[{point}]:mount{index}\"\n");
                 let sourced = format!("external \"mnt[mount{index}]:");
-                let is_external = treatment(point) == Checkpoint::External;
+                let is_external = treatment(point) == Treatment::External;
                 assert_eq!(dump.text().contains(&written), is_external, "{point}");
                 assert_eq!(restore.text().contains(&sourced), is_external, "{point}");
             }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_image_covers_stays_covered() {
+    fn what_a_checkpoint_covers_stays_covered() {
         let names = ["mask", "empty", "/proc/cgroups"];
         let at = |point, figures| source_at(point, names.into_iter(), figures);
         for (point, figures, want) in [

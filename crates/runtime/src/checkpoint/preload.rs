@@ -7,8 +7,8 @@
 //!
 //! `socket` gives a socket of the kernel's packet filter that says nothing ([`filters`]), if that is wanted. CRIU asks such
 //! a socket for the connections that the filter tracks in the sandbox's network. They are of no use without its rules, which
-//! an image does not have. For the answer the kernel walks through the table of the whole host, twice, which took 20 of the
-//! 55 ms of an image (2^18 buckets, none used).
+//! a checkpoint does not have. For the answer the kernel walks through the table of the whole host, twice, which took 20 of the
+//! 55 ms of a checkpoint (2^18 buckets, none used).
 //!
 //! The library is made here, as bytes: it needs no compiler, and is the same on every machine
 //! (`docs/decisions/own-preload.md`). Programs that CRIU starts load it as well, and some refuse to work when the two user ids

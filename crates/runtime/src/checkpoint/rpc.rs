@@ -28,12 +28,12 @@ const LOG_LEVEL: i32 = 1;
 /// What CRIU is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// Write the image of a process and of all below it.
+    /// Write the checkpoint of a process and of all below it.
     Dump {
         /// Its pid on the host.
         pid: i32,
     },
-    /// Restore what an image has.
+    /// Restore what a checkpoint has.
     Restore {
         /// Whether names in the file systems of the sandbox are removed afterwards.
         removes_names: bool,

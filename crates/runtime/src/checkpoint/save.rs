@@ -160,7 +160,7 @@ impl Subject<'_> {
         self.ask(quiet::CONTINUE_ALONE, figures)
     }
 
-    /// The kernel's side of the `/proc` files, which an image cannot contain, and without which they could not be read any
+    /// The kernel's side of the `/proc` files, which a checkpoint cannot contain, and without which they could not be read any
     /// more.
     fn figures(&self) -> Option<OwnedFd> {
         let directory = format!("/proc/{}/fd", self.pid);

@@ -1,4 +1,4 @@
-//! Checksums of an image: a damaged one is refused before anything is started from it, instead of failing somewhere in
+//! Checksums of a checkpoint: a damaged one is refused before anything is started from it, instead of failing somewhere in
 //! the middle, or restoring processes with damaged memory.
 //!
 //! CRC-32 finds what disks and interrupted copies do to files. It does not find what a program with access to the data
@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::sys;
 use crate::cancel::Cancel;
 
-/// File in the directory of an image with the checksums of the others. Written last.
+/// File in the directory of a checkpoint with the checksums of the others. Written last.
 const FILE: &str = "sums.json";
-/// Earlier versions wrote logs while an image was read.
+/// Earlier versions wrote logs while a checkpoint was read.
 const LOGS: &str = "log";
 /// Size of a read, in bytes.
 const BUFFER: usize = 256 * 1024;
@@ -31,14 +31,14 @@ struct Sum {
     crc32: u32,
 }
 
-/// Writes out the files of an image, and notes their checksums. Everything survives a power cut when this returns. Once it
+/// Writes out the files of a checkpoint, and notes their checksums. Everything survives a power cut when this returns. Once it
 /// is cancelled, the disk gets the rest of a stretch at most.
 ///
 /// # Errors
 /// When a file cannot be read or written, and when it is cancelled.
-pub(crate) fn write(image: &Path, cancel: &Cancel) -> io::Result<()> {
+pub(crate) fn write(checkpoint: &Path, cancel: &Cancel) -> io::Result<()> {
     let mut sums = BTreeMap::new();
-    for entry in fs::read_dir(image)? {
+    for entry in fs::read_dir(checkpoint)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
             let file = File::open(entry.path())?;
@@ -60,24 +60,24 @@ pub(crate) fn write(image: &Path, cancel: &Cancel) -> io::Result<()> {
             file.sync_all()?;
         }
     }
-    let path = image.join(FILE);
+    let path = checkpoint.join(FILE);
     fs::write(&path, serde_json::to_vec(&sums)?)?;
     File::open(path)?.sync_all()?;
-    File::open(image)?.sync_all()
+    File::open(checkpoint)?.sync_all()
 }
 
-/// Compares an image with its checksums, and returns its size in bytes.
+/// Compares a checkpoint with its checksums, and returns its size in bytes.
 ///
 /// # Errors
 /// When it is damaged, with what is. When it is not there.
-pub(crate) fn check(image: &Path) -> io::Result<u64> {
+pub(crate) fn check(checkpoint: &Path) -> io::Result<u64> {
     let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("the image is damaged: {what}"));
-    let sums = fs::read(image.join(FILE))?;
+    let sums = fs::read(checkpoint.join(FILE))?;
     let sums: BTreeMap<String, Sum> =
         serde_json::from_slice(&sums).map_err(|error| damaged(format!("{FILE}: {error}")))?;
     let mut bytes = 0;
     for (name, want) in sums {
-        let file = match File::open(image.join(&name)) {
+        let file = match File::open(checkpoint.join(&name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged(format!("{name} is missing"))),
             file => file?,
         };
@@ -93,9 +93,9 @@ pub(crate) fn check(image: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// The space that the files of an image take on the disk, in bytes; 0 if there is none.
-pub(crate) fn space(image: &Path) -> io::Result<u64> {
-    let entries = match fs::read_dir(image) {
+/// The space that the files of a checkpoint take on the disk, in bytes; 0 if there is none.
+pub(crate) fn space(checkpoint: &Path) -> io::Result<u64> {
+    let entries = match fs::read_dir(checkpoint) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries?,
     };
@@ -140,19 +140,19 @@ mod tests {
     #[test]
     fn damage_is_found() {
         let dir = tempfile::tempdir().unwrap();
-        let image = dir.path();
-        let pages = image.join("pages-1.img");
+        let checkpoint = dir.path();
+        let pages = checkpoint.join("pages-1.img");
         fs::write(&pages, vec![7; LENGTH]).unwrap();
-        fs::write(image.join("about.json"), "{}").unwrap();
-        assert_eq!(check(image).unwrap_err().kind(), io::ErrorKind::NotFound);
-        write(image, &Cancel::new().unwrap()).unwrap();
-        assert_eq!(check(image).unwrap(), LENGTH as u64 + 2);
-        assert!(space(image).unwrap() >= LENGTH as u64);
+        fs::write(checkpoint.join("about.json"), "{}").unwrap();
+        assert_eq!(check(checkpoint).unwrap_err().kind(), io::ErrorKind::NotFound);
+        write(checkpoint, &Cancel::new().unwrap()).unwrap();
+        assert_eq!(check(checkpoint).unwrap(), LENGTH as u64 + 2);
+        assert!(space(checkpoint).unwrap() >= LENGTH as u64);
         // What is written while it is read does not count.
-        fs::write(image.join("restore.log"), "text").unwrap();
-        check(image).unwrap();
+        fs::write(checkpoint.join("restore.log"), "text").unwrap();
+        check(checkpoint).unwrap();
 
-        let why = || check(image).unwrap_err().to_string();
+        let why = || check(checkpoint).unwrap_err().to_string();
         let mut flipped = vec![7; LENGTH];
         flipped[BUFFER] ^= 1;
         fs::write(&pages, &flipped).unwrap();
@@ -161,9 +161,9 @@ mod tests {
         assert!(why().contains("pages-1.img has"), "{}", why());
         fs::remove_file(&pages).unwrap();
         assert!(why().contains("pages-1.img is missing"), "{}", why());
-        fs::write(image.join(FILE), "{").unwrap();
+        fs::write(checkpoint.join(FILE), "{").unwrap();
         assert!(why().contains("sums.json"), "{}", why());
-        assert_eq!(space(&image.join("nowhere")).unwrap(), 0);
+        assert_eq!(space(&checkpoint.join("nowhere")).unwrap(), 0);
     }
 
     #[test]

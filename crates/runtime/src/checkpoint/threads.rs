@@ -1,4 +1,4 @@
-//! Threads with a working directory or descriptors of their own, which an image cannot contain.
+//! Threads with a working directory or descriptors of their own, which a checkpoint cannot contain.
 //!
 //! Threads of a process share both unless a program asks for something else (`clone` without `CLONE_FS` or `CLONE_FILES`,
 //! `unshare`). CRIU notes those of the process alone: a restored thread would have them, and read and write other files than

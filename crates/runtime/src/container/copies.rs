@@ -2,7 +2,7 @@
 //!
 //! The copy must be the file system as it was at one moment, and a running file system is that at no time. So every
 //! process of the sandbox is stopped by the freezer, which leaves none of them in the middle of a system call; then the file
-//! system is written out, and nothing can change the image while it is read. The file system itself is not frozen: if the
+//! system is written out, and nothing can change the disk while it is read. The file system itself is not frozen: if the
 //! platform were killed meanwhile, nobody would thaw it, and its processes could not even be killed. Stopped processes are
 //! found by the next start, which lets them continue.
 
@@ -64,7 +64,10 @@ impl ContainerDriver {
         request: &CopyRequest,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<Duration, CommitError> {
-        let (from, to) = (self.storage.image(&sandbox.name.disk), self.storage.image(&request.to));
+        let (from, to) = (
+            self.storage.disk_path(&sandbox.name.disk),
+            self.storage.disk_path(&request.to),
+        );
         // Most of what has to be written, while it still runs.
         sandbox.sync()?;
         let has_space = |bytes: u64| {

@@ -1,12 +1,12 @@
 //! Copies of sandboxes that go on: what other sandboxes are started from, which have the same processes and files.
 //!
 //! ```text
-//!   stop the processes ─▶ write the image ─▶ write out and copy the disk ─▶ let them go on ─▶ check the copy
+//!   stop the processes ─▶ write the checkpoint ─▶ write out and copy the disk ─▶ let them go on ─▶ check the copy
 //!   └──────────────────────── the sandbox stands still ──────────────────────────────────┘
 //! ```
 //!
 //! The file system of the copy was in use when it was copied, so it is checked once, and what belonged to files without a
-//! name is given back: these are in the image. What a copy consists of, `storage` knows.
+//! name is given back: these are in the checkpoint. What a copy consists of, `storage` knows.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -48,9 +48,9 @@ impl ContainerDriver {
             self.let_go_on(of)?;
         }
         let stopped = stopped?;
-        let image = self.storage.image(&to.disk);
-        if !disk::is_clean(&image)? {
-            disk::repair(&image, is_cancelled)?;
+        let path = self.storage.disk_path(&to.disk);
+        if !disk::is_clean(&path)? {
+            disk::repair(&path, is_cancelled)?;
         }
         self.storage.finish_copy(to)?;
         Ok(stopped)
@@ -62,7 +62,7 @@ impl ContainerDriver {
         let order = self.order(
             of,
             agent,
-            self.storage.kept.unfinished_image(&to.id, &to.disk),
+            self.storage.kept.unfinished_checkpoint(&to.id, &to.disk),
             true,
             false,
         )?;
@@ -82,7 +82,7 @@ impl ContainerDriver {
             .write_out()
             .and_then(|()| {
                 self.storage
-                    .copy_image(&self.storage.image(&of.name.disk), to, is_cancelled)
+                    .copy_disk(&self.storage.disk_path(&of.name.disk), to, is_cancelled)
             })
             // The end of a process, even of one that is stopped, changes the file system.
             .and_then(|()| {

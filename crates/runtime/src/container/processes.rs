@@ -1,4 +1,4 @@
-//! Images of processes in the driver: where they are, and when they are complete.
+//! Checkpoints in the driver: where they are, and when they are complete.
 
 use std::fs::File;
 use std::io;
@@ -20,14 +20,14 @@ use crate::driver::{StartError, WriteError};
 use crate::launchers::Once;
 use crate::registry::first_id;
 use crate::slot::Name;
-use crate::wire::{Dump, Image, Reply, Request, Work};
+use crate::wire::{Checkpoint, Dump, Reply, Request, Work};
 
-/// How long writing an image of processes may take.
+/// How long writing a checkpoint may take.
 pub(super) const DUMP_TIMEOUT: Duration = Duration::from_secs(10 * 60);
-/// Maximum size of an open file without a name in an image of processes, in bytes.
+/// Maximum size of an open file without a name in a checkpoint, in bytes.
 const DELETED_FILES: u64 = 1 << 30;
 
-/// Why no image of processes can be restored where there is no CRIU, for the client.
+/// Why no checkpoint can be restored where there is no CRIU, for the client.
 pub(super) const NO_CRIU: &str =
     "its processes were written by CRIU, which the host does not have, or only too old a version of it";
 
@@ -106,11 +106,11 @@ impl ContainerDriver {
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
         of.until_ended(cancel)?;
-        self.storage.kept.forget_image(id, disk)?;
+        self.storage.kept.forget_checkpoint(id, disk)?;
         let stays = self.tree.freezer(&of.name)?.is_frozen()?;
         let written = self.dump(of, stays, &mut Moments { stopped, complete }, cancel);
         if written.is_err() {
-            let _ = self.storage.kept.forget_image(id, disk);
+            let _ = self.storage.kept.forget_checkpoint(id, disk);
             if stays {
                 // The process that does so may have been killed.
                 self.tree.freezer(&of.name)?.freeze()?
@@ -121,7 +121,7 @@ impl ContainerDriver {
         written
     }
 
-    /// Lets a sandbox go on if it still stands still after an image of it was not written.
+    /// Lets a sandbox go on if it still stands still after a checkpoint of it was not written.
     pub(super) fn let_go_on(&self, of: &Running) -> io::Result<()> {
         let is_stopped = self.tree.work_freezer(&of.name)?.is_frozen()? || self.tree.freezer(&of.name)?.is_frozen()?;
         if is_stopped {
@@ -147,12 +147,12 @@ impl ContainerDriver {
         }
     }
 
-    /// The order to write an image of a sandbox, whose agent's program is kept.
+    /// The order to write a checkpoint of a sandbox, whose agent's program is kept.
     pub(super) fn order(
         &self,
         of: &Running,
         program_of_agent: String,
-        image: PathBuf,
+        checkpoint: PathBuf,
         goes_on: bool,
         stays: bool,
     ) -> Result<Request, WriteError> {
@@ -165,7 +165,7 @@ impl ContainerDriver {
             pid: of.pid,
             program_of_agent,
             base_id: first_id(of.pid)?,
-            image,
+            checkpoint,
             facts: self.storage.data_dir.join(facts::FILE),
             goes_on,
             stays,
@@ -173,7 +173,7 @@ impl ContainerDriver {
         }))
     }
 
-    /// Writes an image of the processes of a sandbox, and ends them. When this fails, they go on, or stay stopped, unless the
+    /// Writes a checkpoint of a sandbox, and ends its processes. When this fails, they go on, or stay stopped, unless the
     /// process for it was killed.
     fn dump(
         &self,
@@ -207,7 +207,7 @@ impl ContainerDriver {
         cancel: &Arc<Cancel>,
     ) -> Result<(), WriteError> {
         let (id, disk) = (&of.name.id, &of.name.disk);
-        let unfinished = self.storage.kept.unfinished_image(id, disk);
+        let unfinished = self.storage.kept.unfinished_checkpoint(id, disk);
         let request = self.order(of, self.keep_agent(of, cancel)?, unfinished.clone(), false, stays)?;
         let deadline = Instant::now() + DUMP_TIMEOUT;
         match process.ask_unless(request.with(&[of.agent.as_fd()]), deadline, cancel)? {
@@ -221,8 +221,8 @@ impl ContainerDriver {
         }
         let written = cancel.race({
             // Not by its name, which another one has once this is cancelled.
-            let (image, cancel) = (crate::files::open_dir(&unfinished)?, Arc::clone(cancel));
-            move || sums::write(Path::new(&format!("/proc/self/fd/{}", image.as_raw_fd())), &cancel)
+            let (checkpoint, cancel) = (crate::files::open_dir(&unfinished)?, Arc::clone(cancel));
+            move || sums::write(Path::new(&format!("/proc/self/fd/{}", checkpoint.as_raw_fd())), &cancel)
         });
         let written = match written {
             Ok(Raced::Done(written)) => written.and_then(|()| cancel.check()),
@@ -233,18 +233,18 @@ impl ContainerDriver {
             Err(error) => Err(error),
         };
         if let Err(error) = written {
-            // The image has no name yet, so it does not have to be removed before.
+            // The checkpoint has no name yet, so it does not have to be removed before.
             process.give_up();
             return Err(error.into());
         }
         let finished = self
             .storage
             .kept
-            .finish_image(id, disk)
+            .finish_checkpoint(id, disk)
             .and_then(|()| (moments.complete)());
         if let Err(error) = finished {
-            // The image is not what the sandbox is once it goes on.
-            let forgotten = self.storage.kept.forget_image(id, disk);
+            // The checkpoint is not what the sandbox is once it goes on.
+            let forgotten = self.storage.kept.forget_checkpoint(id, disk);
             process.give_up();
             forgotten?;
             return Err(error.into());
@@ -255,13 +255,13 @@ impl ContainerDriver {
         Ok(())
     }
 
-    /// The image to restore a sandbox from.
+    /// The checkpoint to restore a sandbox from.
     ///
     /// # Errors
     /// When it cannot be restored, with a reason for the client.
-    pub(super) fn restorable(&self, name: &Name, base: Option<&str>) -> Result<Image, StartError> {
+    pub(super) fn restorable(&self, name: &Name, base: Option<&str>) -> Result<Checkpoint, StartError> {
         let refused = |why: &str| StartError::Unrestorable(why.to_owned());
-        let directory = self.storage.kept.image(&name.id, &name.disk);
+        let directory = self.storage.kept.checkpoint(&name.id, &name.disk);
         let Some(criu) = &self.criu else {
             return Err(refused(NO_CRIU));
         };
@@ -272,9 +272,9 @@ impl ContainerDriver {
                 "the packages of the host have changed, and its processes use files of the earlier ones",
             ));
         }
-        if let Some(bytes) = self.storage.copied_image_bytes(&name.disk) {
+        if let Some(bytes) = self.storage.copied_checkpoint_bytes(&name.disk) {
             // Written a moment ago, and never read by another platform.
-            return Ok(Image {
+            return Ok(Checkpoint {
                 program,
                 directory,
                 bytes,
@@ -285,7 +285,7 @@ impl ContainerDriver {
                 if let Some(why) = self.unfit(&program, &directory)? {
                     return Err(StartError::Unrestorable(why));
                 }
-                Ok(Image {
+                Ok(Checkpoint {
                     program,
                     directory,
                     bytes,
@@ -299,9 +299,9 @@ impl ContainerDriver {
         }
     }
 
-    /// Why an image that is whole cannot be restored here, if it cannot.
-    pub(super) fn unfit(&self, criu: &Program, image: &Path) -> io::Result<Option<String>> {
-        let about = About::of(image)?;
+    /// Why a checkpoint that is whole cannot be restored here, if it cannot.
+    pub(super) fn unfit(&self, criu: &Program, checkpoint: &Path) -> io::Result<Option<String>> {
+        let about = About::of(checkpoint)?;
         match HostFeatures::with(&criu.version).unfit_for(&about.host) {
             None => self.storage.agents.obstacle(&about.agent),
             why => Ok(why),

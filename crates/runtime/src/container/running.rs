@@ -182,17 +182,17 @@ impl Sandbox for Running {
     fn sync(&self) -> io::Result<()> {
         self.write_out()?;
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        kept::sync(&driver.storage.image(&self.name.disk))
+        kept::sync(&driver.storage.disk_path(&self.name.disk))
     }
 
     fn disk(&self) -> io::Result<Disk> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        growth::read(&driver.storage.image(&self.name.disk), self.pid, self.agent.as_fd())
+        growth::read(&driver.storage.disk_path(&self.name.disk), self.pid, self.agent.as_fd())
     }
 
     fn allow_disk(&self, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
-        let device = driver.loops.of(&driver.storage.image(&self.name.disk))?;
+        let device = driver.loops.of(&driver.storage.disk_path(&self.name.disk))?;
         growth::allow(&device, disk, allowance)
     }
 
@@ -311,7 +311,7 @@ impl Sandbox for Running {
         let driver = self.driver.upgrade().ok_or(io::ErrorKind::NotConnected)?;
         // The memory of its processes is free before that, so this is more than is held.
         let memory_bytes = usage::charged(&driver.tree, &self.name)?;
-        let disk_bytes = disk::held_bytes(&driver.storage.image(&self.name.disk))?;
+        let disk_bytes = disk::held_bytes(&driver.storage.disk_path(&self.name.disk))?;
         let mounts = rustix::fs::open(
             format!("/proc/{}/ns/mnt", self.pid),
             OFlags::RDONLY | OFlags::CLOEXEC,

@@ -26,7 +26,7 @@ pub struct ContainerDriver {
     pub(super) registry: Registry,
     pub(super) launchers: LauncherPool,
     pub(super) capabilities: Capabilities,
-    /// Writes and restores images of processes.
+    /// Writes and restores checkpoints.
     pub(super) criu: Option<program::Program>,
     pub(super) page_out: bool,
     pub(super) loops: LoopDevices,

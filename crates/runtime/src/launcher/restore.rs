@@ -1,4 +1,4 @@
-//! Restores a sandbox from an image of its processes.
+//! Restores a sandbox from a checkpoint.
 //!
 //! The launcher prepares what it does for any start, but for the processes (`prepare`). A child, the conductor, puts it into
 //! a root for CRIU alone (`checkpoint::jail`), runs CRIU, and does what is to be done between CRIU's steps:
@@ -16,7 +16,7 @@
 //!                                               let go of the processes
 //! ```
 //!
-//! Connections with an end that is not in the image are reset: when CRIU lets go of a socket, the kernel asks the other
+//! Connections with an end that is not in the checkpoint are reset: when CRIU lets go of a socket, the kernel asks the other
 //! end for a sign of life, and nothing answers but a reset. What is left then waits for an end that will never come, such as
 //! a connection that a program has closed for writing, and is ended by socket diagnosis.
 //!
@@ -54,23 +54,23 @@ use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
 use crate::files::write_at;
 use crate::mounts::trees::Trees;
-use crate::mounts::{Checkpoint, Layout, MOUNTS, Mount, Source};
+use crate::mounts::{Layout, MOUNTS, Mount, Source, Treatment};
 use crate::processors::{self, View};
 use crate::rootfs::Rootfs;
 use crate::setup::{self, Failure};
 use crate::slot::Name;
 use crate::sys::{self, Cloned, attr};
-use crate::wire::{self, Image, Reply};
+use crate::wire::{self, Checkpoint, Reply};
 use crate::{base, mounting, netlink, place, sockets};
 
-/// Path of the agents' programs of images in the launcher.
+/// Path of the agents' programs of checkpoints in the launcher.
 const PROGRAMS: &str = "/programs";
 
 /// What a conductor needs.
 struct Parts<'a> {
     name: &'a Name,
     base_id: u32,
-    image: &'a Image,
+    checkpoint: &'a Checkpoint,
     about: About,
     interface: &'a str,
     sources: Sources,
@@ -93,11 +93,11 @@ impl Launcher {
         base_id: u32,
         rootfs: &Rootfs,
         resources: &Resources,
-        image: &Image,
+        checkpoint: &Checkpoint,
         asked_by: BorrowedFd<'_>,
     ) -> io::Result<(Reply, Vec<OwnedFd>)> {
         let mut stages = Stages::new();
-        let about = self.about(image).during("read the image")?;
+        let about = self.about(checkpoint).during("read the checkpoint")?;
         let processors = match crate::mounts::processors(&about.mounts) {
             // What its programs have read once stays true.
             numbers if !numbers.is_empty() => self.views.kept(numbers),
@@ -119,7 +119,7 @@ impl Launcher {
             boot_id: &boot_id,
         };
         let made = self.file_systems(&wanted, &mut stages)?;
-        let lost = lost::lost(self.opened(image)?.as_fd()).during("look for lost files")?;
+        let lost = lost::lost(self.opened(checkpoint)?.as_fd()).during("look for lost files")?;
         if let Some(why) = make_way(&lost, rootfs, &made.overlays).during("look for lost files")? {
             return Ok((Reply::Refused(why), Vec::new()));
         }
@@ -153,7 +153,7 @@ impl Launcher {
         let parts = Parts {
             name,
             base_id,
-            image,
+            checkpoint,
             about,
             interface: self.interface,
             sources,
@@ -183,7 +183,7 @@ impl Launcher {
         let wait = ChildWait {
             asked_by,
             // For a run that goes on, but only slowly: one that stands still is ended by its conductor.
-            step: STEP * 2 + image.time_to_read(),
+            step: STEP * 2 + checkpoint.time_to_read(),
         };
         let told = wait.receive(ours.as_fd()).during("restore")?;
         let pid = match &told {
@@ -211,10 +211,10 @@ impl Launcher {
         Ok((Reply::Started { pid, stages: stages.0 }, fds))
     }
 
-    /// What an image was written from.
-    fn about(&self, image: &Image) -> io::Result<About> {
+    /// What a checkpoint was written from.
+    fn about(&self, checkpoint: &Checkpoint) -> io::Result<About> {
         let file = rustix::fs::openat(
-            self.opened(image)?,
+            self.opened(checkpoint)?,
             checkpoint::ABOUT,
             OFlags::RDONLY | OFlags::CLOEXEC,
             Mode::empty(),
@@ -222,9 +222,9 @@ impl Launcher {
         Ok(serde_json::from_reader(std::fs::File::from(file))?)
     }
 
-    /// The directory of an image. The host's paths are not reachable here.
-    fn opened(&self, image: &Image) -> io::Result<OwnedFd> {
-        let relative = image
+    /// The directory of a checkpoint. The host's paths are not reachable here.
+    fn opened(&self, checkpoint: &Checkpoint) -> io::Result<OwnedFd> {
+        let relative = checkpoint
             .directory
             .strip_prefix(&self.data_path)
             .map_err(io::Error::other)?;
@@ -232,7 +232,7 @@ impl Launcher {
         Ok(rustix::fs::openat(&self.data_dir, relative, flags, Mode::empty())?)
     }
 
-    /// The agent's program of an image, and its path in the launcher.
+    /// The agent's program of a checkpoint, and its path in the launcher.
     fn program(&self, hash: &str) -> io::Result<(File, String)> {
         // A file system of its own, on which it has the same path as the program of this launcher: inside, that is in the
         // mount table.
@@ -280,7 +280,7 @@ impl Sources {
         let mut overlays = overlays.into_iter();
         let root = overlays.next().ok_or(io::ErrorKind::InvalidInput)?;
         let mut named: Vec<(String, OwnedFd)> = Vec::new();
-        let external = |mount: &&Mount| mount.source.checkpoint() == Checkpoint::External;
+        let external = |mount: &&Mount| mount.source.treatment() == Treatment::External;
         for mount in MOUNTS.iter().filter(external) {
             layout.each(mount, |point, path| -> io::Result<()> {
                 let name = mounts::source_name(mount.source, point);
@@ -413,7 +413,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
         Ok(rustix::system::sethostname(base::HOST_NAME.as_bytes())?)
     };
     let run = CriuRun {
-        program: &parts.image.program.path,
+        program: &parts.checkpoint.program.path,
         task: Task::Restore {
             removes_names: parts.removes_names,
         },
@@ -475,9 +475,9 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
 
 /// Makes a root with what CRIU needs, and enters it.
 fn enter_jail(parts: &Parts<'_>) -> io::Result<()> {
-    // CRIU is there, and the image.
+    // CRIU is there, and the checkpoint.
     sys::setns(parts.host_mounts, libc::CLONE_NEWNS)?;
-    let jail = Jail::new(&parts.image.program.files, parts.base_id)?;
+    let jail = Jail::new(&parts.checkpoint.program.files, parts.base_id)?;
     facts::give(&parts.data_dir.join(facts::FILE), &jail)?;
     jail.attach(parts.sources.root.as_fd(), jail::ROOT)?;
     for (name, mount) in &parts.sources.named {
@@ -486,16 +486,16 @@ fn enter_jail(parts: &Parts<'_>) -> io::Result<()> {
     if let Some(figures) = parts.figures {
         jail.attach_directory(figures.mount.as_fd(), jail::FIGURES)?;
     }
-    let image = &parts.image.directory;
+    let checkpoint = &parts.checkpoint.directory;
     // Its parent belongs to root alone, so this opens it to nobody else. CRIU lists it without the privilege to.
-    std::fs::set_permissions(image, std::fs::Permissions::from_mode(0o755))?;
+    std::fs::set_permissions(checkpoint, std::fs::Permissions::from_mode(0o755))?;
     let harmless = attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC;
-    jail.show(image, jail::IMAGE, harmless)?;
-    // The slot is seldom the one that it was written in. The image itself stays as it is.
-    let written = ids::file(image)?;
+    jail.show(checkpoint, jail::CHECKPOINT, harmless)?;
+    // The slot is seldom the one that it was written in. The checkpoint itself stays as it is.
+    let written = ids::file(checkpoint)?;
     jail.write(IDS, &ids::mapped(&std::fs::read(&written)?, parts.base_id)?)?;
     let name = written.file_name().unwrap_or_default().to_string_lossy();
-    jail.cover(&format!("{}/{name}", jail::IMAGE), IDS)?;
+    jail.cover(&format!("{}/{name}", jail::CHECKPOINT), IDS)?;
     jail.enter()
 }
 

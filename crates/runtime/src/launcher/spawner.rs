@@ -15,7 +15,7 @@
 //! except its sockets to the launcher and to the agent, and memory that no process inside may read.
 //!
 //! The root of a cgroup namespace is the group of the process that creates it, so the helper does that in the workload's.
-//! Agent and workload share it: an image of processes can contain only one. From then on root
+//! Agent and workload share it: a checkpoint can contain only one. From then on root
 //! inside can stop or kill it, but not before the launcher has a pidfd of it, and nothing here waits longer than a step
 //! may take.
 

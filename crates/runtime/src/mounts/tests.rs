@@ -45,10 +45,10 @@ fn text(mount: &Mount) -> String {
         When::SomeProcessors => "some-processors",
         When::Figures => "figures",
     };
-    let checkpoint = match mount.source.checkpoint() {
-        Checkpoint::Restored => "criu",
-        Checkpoint::OfNetwork => "network",
-        Checkpoint::External => "external",
+    let checkpoint = match mount.source.treatment() {
+        Treatment::Restored => "criu",
+        Treatment::OfNetwork => "network",
+        Treatment::External => "external",
     };
     let (kind, path) = shown(mount);
     let flags = flags(mount.attributes);

@@ -1,7 +1,7 @@
-//! Copies of sandboxes, from which others are started: a kept disk with an image beside it, for a sandbox that does not
+//! Copies of sandboxes, from which others are started: a kept disk with a checkpoint beside it, for a sandbox that does not
 //! exist yet.
 //!
-//! Further copies share the files of the image, which are only read, and have a disk each. Their file systems keep the
+//! Further copies share the files of the checkpoint, which are only read, and have a disk each. Their file systems keep the
 //! UUID, which is in the index of the overlays and in the handles of files that are watched.
 //!
 //! Nothing is written out: a copy is used at once or never. What a crash leaves belongs to no sandbox, and the next start
@@ -23,32 +23,32 @@ use crate::{disk, usage};
 #[derive(Debug)]
 pub(super) struct Source<'a> {
     pub(super) disk: &'a DiskId,
-    /// The image of the processes, and its size in bytes.
-    pub(super) image: &'a Path,
+    /// Its checkpoint, and the size of that in bytes.
+    pub(super) checkpoint: &'a Path,
     pub(super) bytes: u64,
     /// The version of `base` below the files.
     pub(super) base: Option<String>,
 }
 
 impl Storage {
-    /// The size of the image of a copy that was not restored yet, in bytes; none if the disk is not that of one.
-    pub(crate) fn copied_image_bytes(&self, disk: &DiskId) -> Option<u64> {
+    /// The size of the checkpoint of a copy that was not restored yet, in bytes; none if the disk is not that of one.
+    pub(crate) fn copied_checkpoint_bytes(&self, disk: &DiskId) -> Option<u64> {
         self.forks.lock().get(disk).copied()
     }
 
-    /// Gives the image of a new copy its name: it is complete.
+    /// Gives the checkpoint of a new copy its name: it is complete.
     ///
     /// # Errors
     /// When the data directory cannot be read or written.
     pub(crate) fn finish_copy(&self, copy: &Fork) -> io::Result<()> {
-        let directory = self.kept.image(&copy.id, &copy.disk);
-        fs::rename(self.kept.unfinished_image(&copy.id, &copy.disk), &directory)?;
+        let directory = self.kept.checkpoint(&copy.id, &copy.disk);
+        fs::rename(self.kept.unfinished_checkpoint(&copy.id, &copy.disk), &directory)?;
         self.forks.lock().insert(copy.disk.clone(), sums::space(&directory)?);
         Ok(())
     }
 
-    /// Copies the image of a disk that nothing changes meanwhile. One that is allocated in full stays so.
-    pub(crate) fn copy_image(&self, from: &Path, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
+    /// Copies a disk that nothing changes meanwhile. One that is allocated in full stays so.
+    pub(crate) fn copy_disk(&self, from: &Path, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
         let has_space = |bytes: u64| {
             let free = usage::disk_available(&self.data_dir)?;
             if free >= to.keep_free_bytes.saturating_add(bytes) {
@@ -59,8 +59,8 @@ impl Storage {
         };
         let held = disk::held_bytes(from)?;
         has_space(held)?;
-        let image = self.image(&to.disk);
-        disk::copy(from, &image, &mut || {
+        let path = self.disk_path(&to.disk);
+        disk::copy(from, &path, &mut || {
             if is_cancelled() {
                 Err(io::ErrorKind::Interrupted.into())
             } else {
@@ -69,14 +69,14 @@ impl Storage {
         })?;
         let size = fs::metadata(from)?.size();
         if held >= size {
-            disk::reserve(&image, size)
+            disk::reserve(&path, size)
         } else {
             Ok(())
         }
     }
 
     /// Copies a copy of a sandbox ([`Sandbox::fork`](crate::driver::Sandbox::fork)) from which nothing was started yet, for
-    /// another one. The two share the image of the processes. Blocks for as long as it takes, or until `is_cancelled`.
+    /// another one. The two share the checkpoint. Blocks for as long as it takes, or until `is_cancelled`.
     ///
     /// # Errors
     /// With [`io::ErrorKind::StorageFull`] when the host has no space for it. [`Storage::forget`] and
@@ -85,7 +85,7 @@ impl Storage {
         let bytes = self.forks.lock().get(&from.disk).copied();
         let source = Source {
             disk: &from.disk,
-            image: &self.kept.image(&from.id, &from.disk),
+            checkpoint: &self.kept.checkpoint(&from.id, &from.disk),
             base: self.kept.base_of(&from.id, &from.disk),
             bytes: bytes.ok_or(io::ErrorKind::NotFound)?,
         };
@@ -96,20 +96,20 @@ impl Storage {
         let rootfs = self.layers.rootfs_of(from.disk)?;
         self.layers.use_for(&to.disk, &rootfs)?;
         self.kept.note(&to.id, &to.disk, from.base.as_deref())?;
-        self.copy_image(&self.image(from.disk), to, is_cancelled)?;
-        let unfinished = self.kept.unfinished_image(&to.id, &to.disk);
-        share(from.image, &unfinished)?;
-        fs::rename(unfinished, self.kept.image(&to.id, &to.disk))?;
+        self.copy_disk(&self.disk_path(from.disk), to, is_cancelled)?;
+        let unfinished = self.kept.unfinished_checkpoint(&to.id, &to.disk);
+        share(from.checkpoint, &unfinished)?;
+        fs::rename(unfinished, self.kept.checkpoint(&to.id, &to.disk))?;
         self.forks.lock().insert(to.disk.clone(), from.bytes);
         Ok(())
     }
 }
 
-/// Makes a directory with the same files as that of an image. They are never written again: what differs between
+/// Makes a directory with the same files as that of a checkpoint. They are never written again: what differs between
 /// sandboxes that are restored from it is mounted above.
-fn share(image: &Path, to: &Path) -> io::Result<()> {
+fn share(checkpoint: &Path, to: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o711).create(to)?;
-    for entry in fs::read_dir(image)? {
+    for entry in fs::read_dir(checkpoint)? {
         let entry = entry?;
         let name = entry.file_name();
         let path = Path::new(&name);
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_share_the_files_of_an_image() {
+    fn copies_share_the_files_of_a_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));
         fs::create_dir(&from).unwrap();
@@ -141,7 +141,7 @@ mod tests {
             .map(|entry| entry.unwrap().file_name())
             .collect();
         names.sort();
-        // Not what belongs to the run that wrote the image, such as the log of an earlier version.
+        // Not what belongs to the run that wrote the checkpoint, such as the log of an earlier version.
         assert_eq!(names, ["about.json", "pages-1.img"]);
         let inode = |dir: &Path| fs::metadata(dir.join("pages-1.img")).unwrap().ino();
         assert_eq!(inode(&from), inode(&to));

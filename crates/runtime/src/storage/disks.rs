@@ -34,20 +34,20 @@ impl Storage {
     }
 
     /// Waits until the kept disk of a sandbox that has ended is written out, so that it survives a power cut, and notes
-    /// that. Returns the space that it takes on the host, together with the image of its processes if there is one, in
+    /// that. Returns the space that it takes on the host, together with its checkpoint if there is one, in
     /// bytes. Blocks for as long as that takes, or until `is_cancelled`.
     ///
     /// # Errors
     /// When the disk stays in use, or cannot be written out.
     pub fn save(&self, id: &SandboxId, disk: &DiskId, is_cancelled: &dyn Fn() -> bool) -> io::Result<u64> {
         self.wait_for_disk(disk, Instant::now() + SAVE_TIMEOUT, is_cancelled)?;
-        let image = self.image(disk);
+        let path = self.disk_path(disk);
         // The last that the kernel writes of a file system, when it is unmounted, is in the page cache.
-        kept::sync(&image)?;
+        kept::sync(&path)?;
         kept::sync(&self.data_dir.join("disks"))?;
         self.kept.mark_saved(id, disk)?;
-        let of_processes = sums::space(&self.kept.image(id, disk))?;
-        Ok(fs::metadata(image)?.blocks().saturating_mul(512) + of_processes)
+        let of_processes = sums::space(&self.kept.checkpoint(id, disk))?;
+        Ok(fs::metadata(path)?.blocks().saturating_mul(512) + of_processes)
     }
 
     /// Waits until the disk of a sandbox that has ended is written out, and no longer mounted.
@@ -57,8 +57,8 @@ impl Storage {
         deadline: Instant,
         is_cancelled: &dyn Fn() -> bool,
     ) -> io::Result<()> {
-        let image = self.image(disk);
-        while growth::is_attached(&image)? {
+        let path = self.disk_path(disk);
+        while growth::is_attached(&path)? {
             if is_cancelled() || Instant::now() >= deadline {
                 return Err(io::Error::new(
                     io::ErrorKind::TimedOut,
@@ -76,10 +76,10 @@ impl Storage {
             |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
         let deadline = Instant::now() + PREPARE_TIMEOUT;
         self.wait_for_disk(disk, Instant::now() + RELEASE_TIMEOUT, &|| false)?;
-        let image = self.image(disk);
-        if !disk::is_clean(&image).map_err(during("read the disk"))? {
+        let path = self.disk_path(disk);
+        if !disk::is_clean(&path).map_err(during("read the disk"))? {
             tracing::warn!(sandbox.id = %id, "the disk of a sandbox was in use when the host stopped, and is repaired");
-            disk::repair(&image, &|| Instant::now() >= deadline)?;
+            disk::repair(&path, &|| Instant::now() >= deadline)?;
         }
         if let Some(base) = base
             && self.kept.base_of(id, disk).as_deref() != Some(base)

@@ -1,7 +1,7 @@
 //! The memory of snapshots: made of copies of sandboxes, and copied for each sandbox that is started from it.
 //!
 //! A copy of a sandbox (`copies`) is used at once or never; this one may be read by another platform, on another kernel, or
-//! after a power cut. So its image gets checksums, all of it is written out, and every start checks the image before
+//! after a power cut. So its checkpoint gets checksums, all of it is written out, and every start checks the checkpoint before
 //! anything is copied.
 
 use std::fs;
@@ -27,8 +27,8 @@ impl Storage {
     /// # Errors
     /// When it cannot be written out. [`Storage::forget`] and [`Storage::remove_disk`] remove what is left.
     pub fn keep_memory(&self, build: &BuildId, copy: &Fork) -> io::Result<u64> {
-        sums::write(&self.kept.image(&copy.id, &copy.disk), &Cancel::new()?)?;
-        kept::sync(&self.image(&copy.disk))?;
+        sums::write(&self.kept.checkpoint(&copy.id, &copy.disk), &Cancel::new()?)?;
+        kept::sync(&self.disk_path(&copy.disk))?;
         self.layers.write_out(&copy.disk)?;
         let from = self.kept.path(&copy.id, &copy.disk);
         kept::sync(&from)?;
@@ -38,13 +38,13 @@ impl Storage {
     }
 
     pub(super) fn space_of(&self, memory: &Memory) -> io::Result<u64> {
-        let disk = fs::metadata(self.image(&memory.disk))?.blocks().saturating_mul(512);
-        Ok(sums::space(&memory.image())?.saturating_add(disk))
+        let disk = fs::metadata(self.disk_path(&memory.disk))?.blocks().saturating_mul(512);
+        Ok(sums::space(&memory.checkpoint())?.saturating_add(disk))
     }
 
     /// Copies the memory of a snapshot for a sandbox, which is started from it as from a copy of another one
-    /// ([`Sandbox::fork`](crate::driver::Sandbox::fork)). The files of the image are shared, and only read. `obstacle` says
-    /// why an image cannot be restored on this host, if it cannot
+    /// ([`Sandbox::fork`](crate::driver::Sandbox::fork)). The files of the checkpoint are shared, and only read. `obstacle` says
+    /// why a checkpoint cannot be restored on this host, if it cannot
     /// ([`Driver::obstacle`](crate::driver::Driver::obstacle)).
     ///
     /// # Errors
@@ -61,20 +61,20 @@ impl Storage {
         let Some(memory) = self.memories.find(build)? else {
             return Err(unusable("the host does not have the memory of the snapshot"));
         };
-        let image = memory.image();
-        let bytes = match sums::check(&image) {
+        let checkpoint = memory.checkpoint();
+        let bytes = match sums::check(&checkpoint) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(unusable(&error.to_string())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(unusable("the image of its processes is missing"));
             }
             checked => checked?,
         };
-        if let Some(why) = obstacle(&image)? {
+        if let Some(why) = obstacle(&checkpoint)? {
             return Err(CopyMemoryError::Unusable(why));
         }
         let source = Source {
             disk: &memory.disk,
-            image: &image,
+            checkpoint: &checkpoint,
             base: memory.base(),
             bytes,
         };

@@ -71,7 +71,7 @@ impl ResourceUse {
             cpu_count: 0,
             memory_mb: match kept {
                 Kept::Memory => self.memory_mb,
-                Kept::Image | Kept::Filesystem => 0,
+                Kept::Checkpoint | Kept::Filesystem => 0,
             },
             paused: self.sandboxes,
             paused_disk_mb: disk_bytes.div_ceil(MIB),

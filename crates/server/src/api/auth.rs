@@ -28,6 +28,7 @@ use crate::creation::Creator;
 use crate::keys::{ACCESS_TOKEN_PREFIX, InvalidKey};
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::entry::SandboxEntry;
+use crate::telemetry::TeamSlot;
 
 /// Header that carries the API key.
 pub(super) const API_KEY: &str = "x-api-key";
@@ -112,6 +113,9 @@ impl FromRequestParts<ApiState> for Caller {
             }
         };
         tracing::Span::current().record("team.id", owner.team.as_str());
+        if let Some(slot) = parts.extensions.get::<TeamSlot>() {
+            slot.set(&owner.team);
+        }
         if let Some(team) = parts.headers.get(TEAM_ID)
             && team.as_bytes().trim_ascii() != owner.team.as_str().as_bytes()
         {

@@ -1,4 +1,4 @@
-//! Metrics of API requests, by operation and never by path.
+//! Metrics and spans of API requests, by operation and never by path.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use http::Method;
 use serde_json::Value;
 
 use crate::metrics::Metrics;
+use crate::telemetry::{OTHER_METHOD, Telemetry};
 
 /// Marks a response to a request that failed because of the database.
 #[derive(Debug, Clone, Copy)]
@@ -21,13 +22,20 @@ pub(super) struct StoreFailed;
 pub(super) struct Observer {
     pub(super) metrics: Arc<Metrics>,
     pub(super) operations: Operations,
+    /// What records spans, if that is on.
+    pub(super) telemetry: Option<Arc<Telemetry>>,
 }
 
-/// A layer that counts requests and measures their duration.
-pub(super) async fn observe(State(observer): State<Observer>, request: Request, next: Next) -> Response {
+/// A layer that counts requests, measures their duration and records their spans.
+pub(super) async fn observe(State(observer): State<Observer>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().clone();
     let path = request.extensions().get::<MatchedPath>().cloned();
+    let span = observer.telemetry.as_ref().and_then(|telemetry| {
+        let span = telemetry.begin(&request, http_method(&method))?;
+        request.extensions_mut().insert(span.team());
+        Some(span)
+    });
     let response = next.run(request).await;
     let operation = path.and_then(|path| observer.operations.id(&method, path.as_str()).cloned());
     let metrics = &observer.metrics;
@@ -39,6 +47,9 @@ pub(super) async fn observe(State(observer): State<Observer>, request: Request, 
     );
     if response.extensions().get::<StoreFailed>().is_some() {
         metrics.store_error();
+    }
+    if let Some(span) = span {
+        span.finish(&response, operation);
     }
     response
 }
@@ -78,5 +89,13 @@ fn known_method(method: &Method) -> &'static str {
         Method::HEAD => "HEAD",
         Method::OPTIONS => "OPTIONS",
         _ => "other",
+    }
+}
+
+/// The method of a span, by the conventions for spans.
+fn http_method(method: &Method) -> &'static str {
+    match known_method(method) {
+        "other" => OTHER_METHOD,
+        known => known,
     }
 }

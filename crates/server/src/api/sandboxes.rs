@@ -262,12 +262,12 @@ impl SandboxDetail {
                 },
             },
             pause_mode: kept.map(|kept| match kept {
-                Kept::Memory | Kept::Image => PauseMode::Full,
+                Kept::Memory | Kept::Checkpoint => PauseMode::Full,
                 Kept::Filesystem => PauseMode::Filesystem,
             }),
             pause_storage: kept.map(|kept| match kept {
                 Kept::Memory => PauseStorage::Memory,
-                Kept::Image | Kept::Filesystem => PauseStorage::Disk,
+                Kept::Checkpoint | Kept::Filesystem => PauseStorage::Disk,
             }),
             pause_disk_bytes: row.kept_bytes.filter(|bytes| is_paused && *bytes > 0),
             resume_error: row.resume_error.clone().filter(|_| is_paused),

@@ -76,11 +76,17 @@ pub(super) async fn serve(
     }
 }
 
-async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, head_timeout: Duration) {
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    router: Router,
+    head_timeout: Duration,
+) {
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head_timeout)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        // A connection that becomes a stream is none any more.
+        .with_upgrades()
         .await;
     if let Err(error) = served {
         tracing::debug!(%error, "connection of the operator failed");

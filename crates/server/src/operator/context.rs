@@ -7,17 +7,19 @@ use axum::Json;
 use axum::extract::FromRef;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use model::id::TeamId;
+use model::id::{SandboxId, TeamId};
 use serde::{Deserialize, Serialize};
 use store::Store;
 use store::error::StoreError;
 
 use super::metrics::MetricSources;
+use super::streams::Streams;
 use crate::builds::Builds;
 use crate::chain::Chain;
 use crate::dashboard::Dashboard;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
+use crate::sandboxes::elsewhere::AbsentError;
 use crate::sandboxes::registry::Registry;
 
 /// The body of an error response.
@@ -58,6 +60,7 @@ pub(crate) struct Operator {
     pub(crate) registry: Arc<Registry>,
     pub(crate) records: Arc<Records>,
     pub(crate) dashboard: Arc<Dashboard>,
+    pub(crate) streams: Streams,
     pub(crate) metrics: MetricSources,
 }
 
@@ -71,4 +74,26 @@ impl FromRef<Operator> for MetricSources {
 pub(super) async fn team_names(operator: &Operator) -> Result<HashMap<TeamId, String>, StoreError> {
     let teams = operator.store.team_list().await?;
     Ok(teams.into_iter().map(|team| (team.id, team.name)).collect())
+}
+
+/// The error for a sandbox that is not in the registry.
+pub(super) async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorResponse, StoreError> {
+    let row = operator.store.sandbox_by_id(id).await?;
+    let why = match &row {
+        Some(row) => operator.sandboxes.absent(row).await?,
+        None => AbsentError::Unknown,
+    };
+    Ok(match why {
+        AbsentError::Elsewhere { node } => ErrorResponse(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("sandbox {id} is on node {node}: use the command there"),
+        ),
+        AbsentError::Unknown => ErrorResponse::no_sandbox(id.as_str()),
+        AbsentError::Store(error) => error.into(),
+    })
+}
+
+/// The id of a sandbox in a path.
+pub(super) fn parse(id: &str) -> Result<SandboxId, ErrorResponse> {
+    SandboxId::from_path(id).map_err(|_| ErrorResponse::no_sandbox(id))
 }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use model::id::{SandboxId, TeamId, TemplateId};
+use model::id::SandboxId;
 
-use super::{Member, Offer, Phase, Pool, PoolKey, State, Taken};
-use crate::builds::recipe::BuildSpec;
+use super::{Asked, Member, Offer, Phase, Pool, PoolKey, State, Taken};
 use crate::clock::SECOND_US;
 use crate::outcome::{PoolEnd, PoolUse};
 use crate::start_command::waits_as_long_for_a_client;
@@ -24,16 +23,11 @@ const WAIT_MAX_US: i64 = 15 * SECOND_US;
 impl Pool {
     /// Takes a sandbox for a request, if there is one that is ready or will be soon, and notes what was asked for. No other
     /// request gets it meanwhile.
-    pub(crate) async fn take(
-        self: &Arc<Self>,
-        asked: (&TemplateId, Option<&TeamId>),
-        key: &PoolKey,
-        spec: &BuildSpec,
-    ) -> Option<Taken> {
-        let taken = match self.take_ready(asked, key, spec) {
+    pub(crate) async fn take(self: &Arc<Self>, asked: Asked<'_>) -> Option<Taken> {
+        let taken = match self.take_ready(asked) {
             Offer::Taken(taken) => return Some(taken),
             Offer::Nothing => return None,
-            Offer::Missing => match self.promise(key) {
+            Offer::Missing => match self.promise(asked.key) {
                 Some(promised) => {
                     // Another one takes its place at once.
                     self.changed.notify_one();

@@ -10,7 +10,7 @@ use protocol::node::CopiedMemory;
 use store::sandboxes::SandboxRow;
 
 use crate::clock::rfc3339;
-use crate::outcome::{EndReason, PauseReason, ResumeReason};
+use crate::outcome::{EndReason, OperatorCommand, PauseReason, ResumeReason};
 
 /// The logger of these entries.
 pub(super) const LOGGER: &str = "platform";
@@ -42,6 +42,8 @@ pub(crate) enum LifecycleEvent<'a> {
     Snapshotted(&'a TemplateId, &'a CopiedMemory),
     /// The sandbox was forked, into this many others.
     Forked(usize),
+    /// The operator of the platform has entered the sandbox, with this command.
+    OperatorEntered(OperatorCommand),
     /// The sandbox ends or has ended, for this reason.
     Ending(EndReason),
 }
@@ -62,7 +64,8 @@ impl LifecycleEvent<'_> {
             | Self::NotPaused(_)
             | Self::NotResumed(_)
             | Self::NotReady(_)
-            | Self::Forked(_) => None,
+            | Self::Forked(_)
+            | Self::OperatorEntered(_) => None,
         }
     }
 
@@ -106,6 +109,7 @@ impl LifecycleEvent<'_> {
                 let message = match reason {
                     ResumeReason::Client => "a client resumed the sandbox",
                     ResumeReason::Traffic => "traffic resumed the sandbox",
+                    ResumeReason::Operator => "the operator of the platform resumed the sandbox",
                 };
                 (Level::Info, message, "sandbox_resumed")
             }
@@ -115,6 +119,10 @@ impl LifecycleEvent<'_> {
             }
             Self::Snapshotted(..) => (Level::Info, "a snapshot of the sandbox was made", "snapshot_created"),
             Self::Forked(_) => (Level::Info, "the sandbox was forked", "sandbox_forked"),
+            Self::OperatorEntered(_) => {
+                let message = "the operator of the platform has entered the sandbox";
+                (Level::Info, message, "operator_entered")
+            }
             Self::Ending(reason) => {
                 let (level, message) = match reason {
                     EndReason::Killed => (Level::Info, "a client asked to kill the sandbox"),
@@ -142,6 +150,7 @@ impl LifecycleEvent<'_> {
                 ("kept", kept.as_str().to_owned()),
             ],
             Self::NotResumed(why) => vec![("reason", (*why).to_owned())],
+            Self::OperatorEntered(command) => vec![("command", command.as_str().to_owned())],
             Self::NotPaused(why) | Self::PausedOtherwise(why) | Self::NotReady(why) => {
                 vec![("reason", (*why).to_owned())]
             }

@@ -47,7 +47,7 @@ impl Sandboxes {
         let mut count = 0;
         for row in rows {
             let state = adopted.get(&row.id).copied();
-            let was_known = row.state.recovery() != Recovery::Remove;
+            let was_known = row.state.recovery(kept(&row)) != Recovery::Remove;
             let exists = state.is_some() && was_known;
             let row = match state.filter(|_| was_known) {
                 Some(AdoptedState::Running) => self.settle_running(row).await?,
@@ -65,7 +65,8 @@ impl Sandboxes {
                 let entry = self.register(&row, admission, injections.get(&row.id));
                 if row.state == State::Paused {
                     self.records.stop_sampling(&row.id);
-                    self.retain(&entry, row.paused_us.unwrap_or_else(|| self.clock.now_us()));
+                    let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
+                    self.retain(&entry.turn().await, paused_us);
                 } else {
                     self.records.start_sampling(&row);
                     self.deadlines.set(&row.id, row.end_us);
@@ -134,14 +135,10 @@ impl Sandboxes {
         row: &SandboxRow,
         injections: Option<&SandboxInjections>,
     ) -> Result<Option<Wanted>, StoreError> {
-        let state = match row.state.recovery() {
+        let state = match row.state.recovery(kept(row)) {
             Recovery::Adopt => WantedState::Running,
-            Recovery::Keep => WantedState::Paused(kept(row)),
-            // What was started anew on its disk has not got all that a client was told of it.
-            Recovery::AdoptOrKeep if row.state == State::Resuming && kept(row) == Kept::Filesystem => {
-                WantedState::Paused(Kept::Filesystem)
-            }
-            Recovery::AdoptOrKeep => WantedState::RunningOrPaused(kept(row)),
+            Recovery::Keep(kept) => WantedState::Paused(kept),
+            Recovery::AdoptOrKeep(kept) => WantedState::RunningOrPaused(kept),
             Recovery::Remove => return Ok(None),
         };
         let context = self.policies.context_of(&row.team_id, injections).await?;

@@ -1,6 +1,6 @@
 //! Restores that have failed, and are not tried again for a while.
 //!
-//! A restore that hangs takes a turn of its team, and each one reads the whole image. A client that asks again and again is
+//! A restore that hangs takes a turn of its team, and each one reads the whole checkpoint. A client that asks again and again is
 //! answered at once with the reason, without a change of the row or a request to the node. In memory only: after a restart of
 //! the platform, everything can be tried again.
 

@@ -4,6 +4,7 @@ use model::lifecycle::command::Refusal;
 use protocol::node::NodeError;
 use store::error::StoreError;
 
+use super::entry::NotChanged;
 use crate::seal::SealError;
 
 /// Why a running sandbox was not changed.
@@ -13,7 +14,7 @@ pub(crate) enum ChangeError {
     Store(#[from] StoreError),
     #[error("the sandbox is being ended")]
     Stopping,
-    /// It is being paused or resumed; the text is the verb.
+    /// It is being paused, resumed or copied; the text is the verb.
     #[error("the sandbox is being {0}")]
     Changing(&'static str),
     #[error("the sandbox is gone")]
@@ -29,12 +30,23 @@ pub(crate) enum ChangeError {
     TaskFailed,
 }
 
+impl From<NotChanged> for ChangeError {
+    fn from(why: NotChanged) -> Self {
+        match why {
+            NotChanged::Stale => Self::Stopping,
+            NotChanged::Missing => Self::Gone,
+            NotChanged::Store(error) => Self::Store(error),
+        }
+    }
+}
+
 impl From<Refusal> for ChangeError {
     fn from(why: Refusal) -> Self {
         match why {
             Refusal::Stopping => Self::Stopping,
             Refusal::Pausing => Self::Changing("paused"),
             Refusal::Resuming => Self::Changing("resumed"),
+            Refusal::InSnapshot => Self::Changing("copied"),
             Refusal::Running | Refusal::Paused | Refusal::Gone => Self::Gone,
         }
     }

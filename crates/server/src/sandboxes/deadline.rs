@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::State;
 use model::lifecycle::command::{AtDeadline, Command, Deadlines};
-use store::Change;
 use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::change::ChangeError;
-use super::entry::SandboxEntry;
+use super::entry::{SandboxEntry, Turn};
 use crate::outcome::EndReason;
 use crate::records::LifecycleEvent;
 
@@ -48,28 +46,33 @@ impl Sandboxes {
             Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await,
             Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await,
         };
-        let row = match turn.noted(change)? {
-            Change::Applied(row) => row,
-            Change::Stale => return Err(ChangeError::Stopping),
-            Change::Missing => return Err(ChangeError::Gone),
-        };
-        if row.end_us != entry.end_us() {
+        let before_us = turn.end_us();
+        let row = turn.changed(change)?;
+        if row.end_us != before_us {
             self.records
                 .log_event(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }
-        turn.update(row.version, row.end_us);
-        if row.end_us <= self.clock.now_us() {
-            if entry.lifecycle().auto_pause {
-                // As soon as this task has given up its turn.
-                self.deadlines.set(&row.id, row.end_us);
-            } else {
-                // Gone for every request after this one, without waiting for the deadline task.
+        match self.at_deadline(&turn) {
+            // Not before this task has given up its turn.
+            AtDeadline::Nothing | AtDeadline::Pause => self.deadlines.set(&row.id, row.end_us),
+            // Gone for every request after this one, without waiting for the deadline task.
+            AtDeadline::Expire => {
                 self.begin_stop(entry, EndReason::Expired);
             }
-        } else if entry.state() == State::Running {
-            self.deadlines.set(&row.id, row.end_us);
+            // It runs, or is ending.
+            AtDeadline::EndRetention => {}
         }
         Ok(row)
+    }
+
+    /// What is done with a sandbox now because of its deadline.
+    fn at_deadline(&self, turn: &Turn<'_>) -> AtDeadline {
+        let now_us = self.clock.now_us();
+        turn.state().at_deadline(Deadlines {
+            is_due: turn.end_us() <= now_us,
+            pauses: turn.lifecycle().auto_pause,
+            is_retention_over: turn.retained_until_us().is_some_and(|until_us| until_us <= now_us),
+        })
     }
 
     /// Ends sandboxes at their deadlines until `stop` is cancelled.
@@ -92,13 +95,7 @@ impl Sandboxes {
         // An extension in progress wins: it has its turn, and its client is about to get a success response. So do a
         // pause, after which there is no deadline, and a resume, after which there is another one.
         let turn = entry.turn().await;
-        let now_us = self.clock.now_us();
-        let deadlines = Deadlines {
-            is_due: turn.end_us() <= now_us,
-            pauses: turn.lifecycle().auto_pause,
-            is_retention_over: turn.retained_until_us().is_some_and(|until_us| until_us <= now_us),
-        };
-        match turn.state().at_deadline(deadlines) {
+        match self.at_deadline(&turn) {
             AtDeadline::Nothing => {}
             AtDeadline::Pause => {
                 drop(turn);

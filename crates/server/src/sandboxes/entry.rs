@@ -6,6 +6,9 @@
 //! a turn, because they must not wait for what is under way: a sandbox begins to end, and the node reports that nothing of
 //! it runs any more. A create request needs none, because nothing else knows its sandbox.
 //!
+//! The version of the row is known here alone. Each outcome of a change of the row goes through [`Turn::changed`], which takes
+//! over the version, or notes that the row is in doubt.
+//!
 //! Readers never wait for a turn. All that changes is one value with one lock, which is also what can be waited for: the
 //! outcome of an end, the cancellation of a pause, the interruption of a write.
 //!
@@ -17,11 +20,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use model::id::{SandboxId, TeamId};
-use model::lifecycle::command::{Arrival, AtTurn, Command, Refusal};
+use model::lifecycle::command::{Arrival, AtTurn, Command, Passage, Refusal, Wakes};
 use model::lifecycle::{Kept, State, Transition};
 use model::sandbox::LifecycleSpec;
 use proxy::ingress::Access;
 use secrecy::SecretString;
+use store::Change;
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 use tokio::sync::{MutexGuard, watch};
@@ -142,6 +146,17 @@ pub(crate) enum StopOutcome {
     Failed,
 }
 
+/// Why a row was not changed.
+#[derive(Debug)]
+pub(crate) enum NotChanged {
+    /// Another start has changed the row, or its state does not allow the change.
+    Stale,
+    /// There is no row any more.
+    Missing,
+    /// The database failed. It may have made the change nevertheless: the row is in doubt.
+    Store(StoreError),
+}
+
 /// The turn of a command: nothing else changes the sandbox until it is dropped, except that it may begin to end.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
@@ -161,6 +176,19 @@ impl Current {
     fn apply(&mut self, transition: Transition) -> Option<State> {
         self.state = self.state.next(transition).ok()?;
         Some(self.state)
+    }
+
+    /// What becomes of traffic to it.
+    fn passage(&self) -> Passage {
+        self.state.traffic(Wakes {
+            on_traffic: self.lifecycle.auto_resume,
+            paused_for_files: self.lifecycle.paused_for_files,
+        })
+    }
+
+    fn is_in_memory(&self) -> bool {
+        let is_kept = matches!(self.counted, CountedAs::Paused { keep: Kept::Memory, .. });
+        is_kept && self.state == State::Paused
     }
 
     fn backoff(&mut self, attempt: Attempt) -> &mut BackOff {
@@ -319,10 +347,17 @@ impl SandboxEntry {
         })
     }
 
-    /// The only snapshot of it; none while another one is being made.
-    pub(crate) fn begin_snapshot(&self) -> Option<OnlySnapshot<'_>> {
-        let is_only = self.change(|current| !std::mem::replace(&mut current.is_in_snapshot, true));
-        is_only.then(|| OnlySnapshot(self))
+    /// The only snapshot of it, unless that is refused.
+    pub(crate) fn begin_snapshot(&self) -> Result<OnlySnapshot<'_>, Refusal> {
+        self.change(|current| {
+            let is_other_made = current.is_in_snapshot;
+            if let Arrival::Refuse(why) = current.state.arrival(Command::Snapshot { is_other_made }) {
+                return Err(why);
+            }
+            current.is_in_snapshot = true;
+            Ok(())
+        })?;
+        Ok(OnlySnapshot(self))
     }
 
     /// Waits until no snapshot of it is being made.
@@ -360,11 +395,6 @@ impl SandboxEntry {
         self.current.borrow().retained_until_us
     }
 
-    /// Sets until when it is kept while it is paused, in microseconds since the Unix epoch.
-    pub(crate) fn set_retained_until(&self, until_us: i64) {
-        self.change(|current| current.retained_until_us = Some(until_us));
-    }
-
     /// As what it counts in the quota of its team.
     pub(crate) fn counted(&self) -> CountedAs {
         self.current.borrow().counted
@@ -372,9 +402,7 @@ impl SandboxEntry {
 
     /// Whether it is paused, and kept in memory.
     pub(crate) fn is_in_memory(&self) -> bool {
-        let current = self.current.borrow();
-        let is_kept = matches!(current.counted, CountedAs::Paused { keep: Kept::Memory, .. });
-        is_kept && current.state == State::Paused
+        self.current.borrow().is_in_memory()
     }
 
     /// Whether it has a place on the host.
@@ -406,7 +434,7 @@ impl SandboxEntry {
     /// What its traffic requires; none unless it runs.
     pub(super) fn access(&self) -> Option<Arc<Access>> {
         let current = self.current.borrow();
-        (current.state == State::Running).then(|| Arc::clone(&current.traffic))
+        (current.passage() == Passage::Pass).then(|| Arc::clone(&current.traffic))
     }
 
     /// What traffic requires that resumes it, and whether its agent requires a token.
@@ -416,13 +444,7 @@ impl SandboxEntry {
 
     /// Whether it is paused, or between that and running, and traffic resumes it.
     pub(super) fn is_asleep(&self) -> bool {
-        let current = self.current.borrow();
-        let is_woken = match current.state {
-            State::Pausing | State::Paused => !current.lifecycle.paused_for_files,
-            State::Resuming => true,
-            State::Creating | State::Running | State::Stopping | State::Gone => false,
-        };
-        is_woken && current.lifecycle.auto_resume
+        self.current.borrow().passage() == Passage::Wake
     }
 
     /// Cuts its streams: they are aborted, not closed properly.
@@ -436,9 +458,13 @@ impl SandboxEntry {
         self.until(|current| current.is_pause_cancelled).await;
     }
 
-    /// Whether a command keeps it from being written to disk.
-    pub(crate) fn is_interrupted(&self) -> bool {
-        self.current.borrow().interruptions > 0
+    /// Writing it to disk, as it is now.
+    pub(crate) fn writing(&self) -> Command {
+        let current = self.current.borrow();
+        Command::Write {
+            is_in_memory: current.is_in_memory(),
+            is_interrupted: current.interruptions > 0,
+        }
     }
 
     /// Waits until a command keeps it from being written to disk.
@@ -510,18 +536,38 @@ impl Turn<'_> {
         })
     }
 
-    /// Takes over the version and the deadline of a changed row.
-    pub(crate) fn update(&self, version: i64, end_us: i64) {
+    /// Takes over the outcome of a change of the row, and passes it on.
+    pub(crate) fn changed(&self, outcome: Result<Change<SandboxRow>, StoreError>) -> Result<SandboxRow, NotChanged> {
+        match outcome {
+            Ok(Change::Applied(row)) => {
+                self.read(&row);
+                Ok(row)
+            }
+            Ok(Change::Stale) => Err(NotChanged::Stale),
+            Ok(Change::Missing) => Err(NotChanged::Missing),
+            Err(error) => {
+                self.entry.change(|current| current.is_row_in_doubt = true);
+                Err(NotChanged::Store(error))
+            }
+        }
+    }
+
+    /// Takes over the version and the deadline of the row, which was read.
+    pub(crate) fn read(&self, row: &SandboxRow) {
         self.entry.change(|current| {
-            current.version = version;
-            current.end_us = end_us;
+            current.version = row.version;
+            current.end_us = row.end_us;
         });
     }
 
-    /// Takes over a row with which a new run begins.
+    /// Notes that the row is as it is known: it is in doubt no more.
+    pub(crate) fn settled(&self) {
+        self.entry.change(|current| current.is_row_in_doubt = false);
+    }
+
+    /// Takes over the times and the lifecycle settings of a row with which a new run begins.
     pub(crate) fn follow(&self, row: &SandboxRow) {
         self.entry.change(|current| {
-            current.version = row.version;
             current.end_us = row.end_us;
             current.max_end_us = row.max_end_us;
             current.lifecycle = lifecycle_of(row);
@@ -558,14 +604,9 @@ impl Turn<'_> {
         self.entry.change(|current| current.is_policy_pending = is_pending);
     }
 
-    /// Passes on the outcome of a change of its row, which is in doubt if that failed.
-    pub(crate) fn noted<T>(&self, changed: Result<T, StoreError>) -> Result<T, StoreError> {
-        changed.inspect_err(|_| self.set_row_in_doubt(true))
-    }
-
-    /// Notes whether its row may have been changed although the database failed.
-    pub(crate) fn set_row_in_doubt(&self, is_in_doubt: bool) {
-        self.entry.change(|current| current.is_row_in_doubt = is_in_doubt);
+    /// Sets until when it is kept while it is paused, in microseconds since the Unix epoch.
+    pub(crate) fn set_retained_until(&self, until_us: i64) {
+        self.entry.change(|current| current.retained_until_us = Some(until_us));
     }
 
     /// Notes the saved injection rules that it refers to.

@@ -141,7 +141,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         request: ForkRequest,
     ) -> Result<Children, ForkError> {
-        entry.check(Command::Copy)?;
+        entry.check(Command::Fork)?;
         let ids = request.ids.clone();
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
         let task = self.work.spawn(async move {
@@ -169,8 +169,8 @@ impl Sandboxes {
         request: ForkRequest,
     ) -> Result<Children, ForkError> {
         // Whoever pauses or forks it waits.
-        let turn = entry.turn_of(Command::Copy).await;
-        turn.check(Command::Copy)?;
+        let turn = entry.turn_of(Command::Fork).await;
+        turn.check(Command::Fork)?;
         turn.check_attempt(Attempt::Fork, self.clock.now_us())?;
         let parent = self.parent(&entry.id).await?;
         let mut children = Vec::with_capacity(request.ids.len());

@@ -6,7 +6,6 @@ use std::time::Duration;
 use model::id::SandboxId;
 use model::lifecycle::command::Command;
 use model::secret::Secret;
-use store::Change;
 use store::injection_rules::Stamp;
 use tokio_util::sync::CancellationToken;
 
@@ -64,7 +63,6 @@ impl Sandboxes {
                 match after {
                     Some(after) => after,
                     None if has_repositories => {
-                        turn.update(row.version, row.end_us);
                         self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
                         return self.set_policy(&turn, &row).await;
                     }
@@ -74,12 +72,7 @@ impl Sandboxes {
         };
         let sealed = self.injections.seal_sandbox(&row.id, &injections)?;
         let change = self.rows.sandbox_set_injections(&row.id, row.version, sealed.as_ref());
-        let row = match turn.noted(change.await)? {
-            Change::Applied(row) => row,
-            Change::Stale => return Err(ChangeError::Stopping),
-            Change::Missing => return Err(ChangeError::Gone),
-        };
-        turn.update(row.version, row.end_us);
+        let row = turn.changed(change.await)?;
         turn.set_saved_rules(injections.saved_rules());
         self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
         self.set_policy(&turn, &row).await

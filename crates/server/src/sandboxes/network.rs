@@ -8,7 +8,6 @@ use std::time::Duration;
 use model::lifecycle::command::Command;
 use model::sandbox::NetworkSpec;
 use protocol::node::{Failure, NodeError};
-use store::Change;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
@@ -57,12 +56,7 @@ impl Sandboxes {
         let change = self
             .rows
             .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
-        let row = match turn.noted(change.await)? {
-            Change::Applied(row) => row,
-            Change::Stale => return Err(ChangeError::Stopping),
-            Change::Missing => return Err(ChangeError::Gone),
-        };
-        turn.update(row.version, row.end_us);
+        let row = turn.changed(change.await)?;
         self.records.log_event(&row.id, &LifecycleEvent::NetworkChanged);
         if let Some(ports) = https_ports {
             turn.set_https_ports(ports);

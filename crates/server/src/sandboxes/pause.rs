@@ -16,14 +16,13 @@ use model::lifecycle::command::{Arrival, AtTurn, Command, Refusal};
 use model::lifecycle::{Kept, State, Transition};
 use model::sandbox::LifecycleSpec;
 use protocol::node::{Failure, NodeError, PauseSandbox, PausedSandbox};
-use store::Change;
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::backoff::TooEarly;
-use super::entry::{CountedAs, SandboxEntry, Turn};
+use super::entry::{CountedAs, NotChanged, SandboxEntry, Turn};
 use super::lifecycle::to_json;
 use super::unrecorded::Unrecorded;
 use crate::admission::capacity::NoCapacity;
@@ -83,6 +82,15 @@ pub(crate) enum PauseError {
     TaskFailed,
 }
 
+impl From<NotChanged> for PauseError {
+    fn from(why: NotChanged) -> Self {
+        match why {
+            NotChanged::Stale | NotChanged::Missing => Self::Gone,
+            NotChanged::Store(error) => Self::Store(error),
+        }
+    }
+}
+
 impl From<Refusal> for PauseError {
     fn from(why: Refusal) -> Self {
         match why {
@@ -90,7 +98,7 @@ impl From<Refusal> for PauseError {
             Refusal::Paused => Self::Paused,
             Refusal::Resuming => Self::Starting,
             Refusal::Stopping => Self::Stopping,
-            Refusal::Pausing | Refusal::Gone => Self::Gone,
+            Refusal::Pausing | Refusal::InSnapshot | Refusal::Gone => Self::Gone,
         }
     }
 }
@@ -114,21 +122,21 @@ impl Sandboxes {
         request: PauseRequest,
     ) -> Result<(), PauseError> {
         let reason = request.reason;
-        let (arrived, arrival) = entry.arrive(Command::Pause);
+        let (arrived, arrival) = entry.arrive(pausing(reason, true));
         if let Arrival::Refuse(why) = arrival {
             return Err(why.into());
         }
         let (sandboxes, entry_of_task) = (Arc::clone(self), Arc::clone(entry));
-        let pausing = async move {
-            let turn = entry_of_task.turn_of(Command::Pause).await;
-            match turn.decide(Command::Pause, arrived) {
-                AtTurn::Run if reason == PauseReason::Timeout && turn.end_us() > sandboxes.clock.now_us() => Ok(()),
+        let task = async move {
+            let turn = entry_of_task.turn().await;
+            let is_due = turn.end_us() <= sandboxes.clock.now_us();
+            match turn.decide(pausing(reason, is_due), arrived) {
                 AtTurn::Run => sandboxes.pause_in_turn(&turn, request).await,
                 AtTurn::Join => Ok(()),
                 AtTurn::Refuse(why) => Err(why.into()),
             }
         };
-        self.on_task(entry, pausing).await
+        self.on_task(entry, task).await
     }
 
     /// Pauses a sandbox if its agent responds.
@@ -185,6 +193,7 @@ impl Sandboxes {
             }
         };
         if let Some(row) = row {
+            turn.read(&row);
             // Its processes may be ended already, and its disk is what was asked for.
             if row.state == State::Pausing && row.kept == Some(Kept::Filesystem) {
                 // On a task, because it may panic again.
@@ -195,8 +204,7 @@ impl Sandboxes {
                         .await
                 });
                 if let Ok(Ok(paused)) = again.await {
-                    self.finish_pause(&turn, row.version, paused, self.clock.now_us(), None)
-                        .await;
+                    self.finish_pause(&turn, paused, self.clock.now_us(), None).await;
                     turn.apply(Transition::Saved);
                     return;
                 }
@@ -209,8 +217,7 @@ impl Sandboxes {
                 end_us: row.end_us,
                 agent_version: None,
             };
-            turn.update(row.version, row.end_us);
-            if let Some(row) = self.record(&turn, row.version, running).await {
+            if let Some(row) = self.record(&turn, running).await {
                 turn.follow(&row);
             }
         }
@@ -254,7 +261,7 @@ impl Sandboxes {
             biased;
             paused = &mut pausing => return paused,
             () = turn.pause_cancelled() => {}
-            () = self.image_deadline.cancelled(), if keep == Kept::Image => {
+            () = self.checkpoint_deadline.cancelled(), if keep == Kept::Checkpoint => {
                 cancel.cancel();
                 return pausing.await;
             }
@@ -274,7 +281,7 @@ impl Sandboxes {
         } = request;
         let is_written_next = keep == Kept::Memory && self.writes_later();
         let keep = match keep {
-            Kept::Memory if self.defaults.processes_on_disk && !is_written_next => Kept::Image,
+            Kept::Memory if self.defaults.processes_on_disk && !is_written_next => Kept::Checkpoint,
             keep => keep,
         };
         let id = &turn.id;
@@ -296,23 +303,15 @@ impl Sandboxes {
             ..turn.lifecycle()
         };
         let settings = to_json(lifecycle);
-        let row = match self
-            .rows
-            .sandbox_pausing(id, turn.version(), keep, settings.as_deref())
-            .await
-        {
-            Ok(Change::Applied(row)) => row,
-            Ok(Change::Stale | Change::Missing) => {
-                self.keep_running(turn);
-                return Err(PauseError::Gone);
-            }
+        let change = self.rows.sandbox_pausing(id, turn.version(), keep, settings.as_deref());
+        let row = match turn.changed(change.await) {
+            Ok(row) => row,
             Err(error) => {
                 self.keep_running(turn);
                 self.doubt(turn);
                 return Err(error.into());
             }
         };
-        turn.update(row.version, row.end_us);
         turn.set_lifecycle(lifecycle);
         self.deadlines.remove(id);
         turn.cut();
@@ -327,8 +326,7 @@ impl Sandboxes {
             Some(syncing) => syncing.await.map_or(Err(PauseError::TaskFailed), |synced| Ok(synced?)),
             None => Ok(()),
         };
-        self.finish_pause(turn, row.version, paused, self.clock.now_us(), None)
-            .await;
+        self.finish_pause(turn, paused, self.clock.now_us(), None).await;
         self.records.stop_sampling(id);
         self.records.log_event(id, &LifecycleEvent::Paused(reason, paused.kept));
         self.metrics.pause(reason);
@@ -352,7 +350,6 @@ impl Sandboxes {
     pub(super) async fn finish_pause(
         self: &Arc<Self>,
         turn: &Turn<'_>,
-        version: i64,
         paused: PausedSandbox,
         paused_us: i64,
         resume_error: Option<String>,
@@ -365,7 +362,7 @@ impl Sandboxes {
             resume_error,
         };
         // Its processes have stopped, so it is paused, whether or not that can be recorded now.
-        self.record(turn, version, state).await;
+        self.record(turn, state).await;
         turn.force_count(CountedAs::Paused { keep: kept, disk_bytes });
         if kept != Kept::Memory {
             turn.leave_host();
@@ -374,11 +371,11 @@ impl Sandboxes {
     }
 
     /// Has a paused sandbox end when it has been paused for as long as the operator keeps any.
-    pub(super) fn retain(&self, entry: &SandboxEntry, paused_us: i64) {
+    pub(super) fn retain(&self, turn: &Turn<'_>, paused_us: i64) {
         if let Some(seconds) = self.defaults.retention_s {
             let until_us = paused_us.saturating_add(i64::from(seconds) * SECOND_US);
-            entry.set_retained_until(until_us);
-            self.deadlines.set(&entry.id, until_us);
+            turn.set_retained_until(until_us);
+            self.deadlines.set(&turn.id, until_us);
         }
     }
 
@@ -411,7 +408,7 @@ impl Sandboxes {
             end_us: row.end_us,
             agent_version: None,
         };
-        self.record(turn, row.version, running).await;
+        self.record(turn, running).await;
         self.keep_running(turn);
         if turn.state() == State::Running {
             let applied = self.set_policy(turn, &row).await;
@@ -479,11 +476,20 @@ impl Sandboxes {
     }
 }
 
+/// The command that pauses a sandbox for this reason, when its deadline has passed, or not.
+fn pausing(reason: PauseReason, is_due: bool) -> Command {
+    if reason == PauseReason::Timeout {
+        Command::PauseAtDeadline { is_due }
+    } else {
+        Command::Pause
+    }
+}
+
 /// How long a node may take to pause or resume a sandbox of which this is kept.
 pub(super) fn bound(kept: Kept) -> Duration {
     match kept {
         Kept::Memory => NODE_TIMEOUT,
-        Kept::Image | Kept::Filesystem => DISK_TIMEOUT,
+        Kept::Checkpoint | Kept::Filesystem => DISK_TIMEOUT,
     }
 }
 

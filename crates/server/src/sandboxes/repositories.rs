@@ -7,7 +7,6 @@ use model::injection::{InjectionRule, Interception};
 use model::network::{Cidr, EgressPolicy};
 use model::sandbox::NetworkSpec;
 use model::secret::Secret;
-use store::Change;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
@@ -102,10 +101,6 @@ impl Sandboxes {
         let change = self
             .rows
             .sandbox_set_network(&row.id, row.version, Some(&json), row.allow_internet_access);
-        match turn.noted(change.await)? {
-            Change::Applied(row) => Ok((row, true)),
-            Change::Stale => Err(ChangeError::Stopping),
-            Change::Missing => Err(ChangeError::Gone),
-        }
+        Ok((turn.changed(change.await)?, true))
     }
 }

@@ -7,7 +7,6 @@ use model::lifecycle::{Kept, Transition};
 use model::network::EgressPolicy;
 use model::sandbox::LifecycleSpec;
 use protocol::node::{NodeError, ResumeSandbox, Stage};
-use store::Change;
 use store::error::StoreError;
 use store::sandboxes::{Pause, Resumption, SandboxRow};
 use tokio_util::sync::CancellationToken;
@@ -16,7 +15,7 @@ use super::Sandboxes;
 use super::change::ChangeError;
 use super::create::known_version;
 use super::deadline::Deadline;
-use super::entry::{Attempt, CountedAs, SandboxEntry, Turn};
+use super::entry::{Attempt, CountedAs, NotChanged, SandboxEntry, Turn};
 use super::lifecycle::to_json;
 use super::pause::{PauseError, bound, within};
 use super::unrecorded::Unrecorded;
@@ -81,6 +80,8 @@ impl Sandboxes {
         let resuming = async move {
             let entry = entry_of_task;
             let turn = entry.turn_of(command).await;
+            // It may have been paused since.
+            let command = Command::Resume(sandboxes.resume_of(&turn, request));
             match turn.decide(command, arrived) {
                 AtTurn::Run => {
                     let changes = sandboxes.injections.changes();
@@ -96,7 +97,12 @@ impl Sandboxes {
                     resumed.map(Some)
                 }
                 AtTurn::Join => Ok(None),
-                AtTurn::Refuse(why) => Err(why.into()),
+                AtTurn::Refuse(why) => {
+                    drop(turn);
+                    // It has interrupted that.
+                    sandboxes.write_later(&entry);
+                    Err(why.into())
+                }
             }
         };
         match self.on_task(entry, resuming).await? {
@@ -113,13 +119,15 @@ impl Sandboxes {
     /// wants what only a resume does.
     fn resume_of(&self, entry: &SandboxEntry, request: ResumeRequest) -> Resume {
         let end_us = self.clock.now_us() + i64::from(request.timeout_s) * SECOND_US;
+        let lifecycle = entry.lifecycle();
         Resume {
             discards_processes: request.discards_processes,
             // It would be paused at the end of its lifetime again, which a resume begins anew.
             may_go_on: end_us <= entry.max_end_us()
                 && request
                     .auto_pause
-                    .is_none_or(|auto_pause| auto_pause == entry.lifecycle().auto_pause),
+                    .is_none_or(|auto_pause| auto_pause == lifecycle.auto_pause),
+            is_unwanted: request.reason == ResumeReason::Traffic && lifecycle.paused_for_files,
         }
     }
 
@@ -129,13 +137,15 @@ impl Sandboxes {
         request: ResumeRequest,
     ) -> Result<Connected, PauseError> {
         let id = &turn.id;
-        if request.reason == ResumeReason::Traffic && turn.lifecycle().paused_for_files {
-            // It was paused since the request came.
-            return Err(PauseError::Gone);
-        }
         self.settle(turn).await?;
         let counted = turn.counted();
-        let restores = matches!(counted, CountedAs::Paused { keep: Kept::Image, .. }) && !request.discards_processes;
+        let restores = matches!(
+            counted,
+            CountedAs::Paused {
+                keep: Kept::Checkpoint,
+                ..
+            }
+        ) && !request.discards_processes;
         if restores {
             // Also those that have waited for an attempt which has failed since.
             turn.check_attempt(Attempt::Restore, self.clock.now_us())?;
@@ -153,18 +163,14 @@ impl Sandboxes {
             && let Err(error) = self.discard_processes(turn).await
         {
             self.keep_paused(turn, counted);
-            if matches!(error, PauseError::Store(_)) {
-                self.doubt(turn);
-            }
+            self.doubt(turn);
             return Err(error);
         }
         let row = match self.begin_resume(turn, request).await {
             Ok(row) => follow_node(row, counted),
             Err(error) => {
                 self.keep_paused(turn, counted);
-                if matches!(error, PauseError::Store(_)) {
-                    self.doubt(turn);
-                }
+                self.doubt(turn);
                 return Err(error);
             }
         };
@@ -180,7 +186,7 @@ impl Sandboxes {
                     paused_us: row.paused_us.unwrap_or_else(|| self.clock.now_us()),
                     resume_error: Some(reason_of(&error).to_owned()),
                 };
-                self.record(turn, row.version, paused).await;
+                self.record(turn, paused).await;
                 self.records
                     .log_event(id, &LifecycleEvent::NotResumed(reason_of(&error)));
                 self.keep_paused(turn, counted);
@@ -198,7 +204,7 @@ impl Sandboxes {
                 .as_deref()
                 .map(|version| known_version(version).to_owned()),
         };
-        let recorded = self.record(turn, row.version, running).await;
+        let recorded = self.record(turn, running).await;
         // It runs, whether or not that can be recorded now.
         let row = recorded.unwrap_or(SandboxRow {
             started_us: now_us,
@@ -257,21 +263,17 @@ impl Sandboxes {
         // First, so that after a crash nobody looks for processes that were ended.
         let change = self
             .rows
-            .sandbox_paused(&row.id, turn.version(), pause(Kept::Filesystem))
-            .await?;
-        let Change::Applied(given_up) = change else {
-            return Err(PauseError::Gone);
-        };
-        turn.update(given_up.version, given_up.end_us);
+            .sandbox_paused(&row.id, turn.version(), pause(Kept::Filesystem));
+        turn.changed(change.await)?;
         let ended = self.pause_on_node(&row.id, Kept::Filesystem, false, CancellationToken::new());
         let Err(error) = ended.await else {
             return Ok(());
         };
         tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot end the processes of a paused sandbox");
         let kept = row.kept.unwrap_or(Kept::Filesystem);
-        let change = self.rows.sandbox_paused(&row.id, given_up.version, pause(kept)).await?;
-        if let Change::Applied(row) = change {
-            turn.update(row.version, row.end_us);
+        let change = self.rows.sandbox_paused(&row.id, turn.version(), pause(kept));
+        if let Err(NotChanged::Store(error)) = turn.changed(change.await) {
+            return Err(error.into());
         }
         Err(match error {
             NodeError::NotFound(_) => PauseError::Gone,
@@ -295,17 +297,8 @@ impl Sandboxes {
             execution_id: uuid::Uuid::new_v4().to_string(),
             lifecycle_json: to_json(lifecycle),
         };
-        match self
-            .rows
-            .sandbox_resuming(&turn.id, turn.version(), &resumption)
-            .await?
-        {
-            Change::Applied(row) => {
-                turn.update(row.version, row.end_us);
-                Ok(row)
-            }
-            Change::Stale | Change::Missing => Err(PauseError::Gone),
-        }
+        let change = self.rows.sandbox_resuming(&turn.id, turn.version(), &resumption);
+        Ok(turn.changed(change.await)?)
     }
 
     /// Undoes the beginning of a resume.
@@ -323,7 +316,7 @@ impl Sandboxes {
         let kept = row.kept.unwrap_or(Kept::Filesystem);
         let restart = match kept {
             Kept::Memory => None,
-            Kept::Image | Kept::Filesystem => Some(self.restart_of(row).await?),
+            Kept::Checkpoint | Kept::Filesystem => Some(self.restart_of(row).await?),
         };
         let request = ResumeSandbox {
             id: row.id.clone(),
@@ -411,6 +404,19 @@ impl Sandboxes {
 
     /// Resumes a sandbox because of traffic to it, with the time that it was created with.
     pub(crate) async fn wake(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
+        self.resume_because(entry, ResumeReason::Traffic).await
+    }
+
+    /// Resumes a sandbox for a command of the operator, with the time that it was created with.
+    pub(crate) async fn resume_for_operator(self: &Arc<Self>, entry: &Arc<SandboxEntry>) -> Result<(), PauseError> {
+        self.resume_because(entry, ResumeReason::Operator).await
+    }
+
+    async fn resume_because(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        reason: ResumeReason,
+    ) -> Result<(), PauseError> {
         let quota = self.policies.admission.quota_of(&entry.team).await?;
         let max_lifetime_s = quota.limits.max_lifetime_s;
         let request = ResumeRequest {
@@ -418,7 +424,7 @@ impl Sandboxes {
             max_lifetime_s,
             auto_pause: None,
             discards_processes: false,
-            reason: ResumeReason::Traffic,
+            reason,
         };
         match self.resume(entry, request).await {
             Ok(_) | Err(PauseError::Running) => Ok(()),
@@ -433,7 +439,7 @@ fn follow_node(row: SandboxRow, counted: CountedAs) -> SandboxRow {
         (
             Some(Kept::Memory),
             CountedAs::Paused {
-                keep: keep @ Kept::Image,
+                keep: keep @ Kept::Checkpoint,
                 ..
             },
         ) => SandboxRow {

@@ -21,9 +21,9 @@ use crate::records::LifecycleEvent;
 const AT_ONCE: usize = 8;
 
 impl Sandboxes {
-    /// Pauses every running sandbox, and keeps on disk whatever the node has. Processes are written for as long as `images_within`.
+    /// Pauses every running sandbox, and keeps on disk whatever the node has. Processes are written for as long as `checkpoints_within`.
     /// Sandboxes that cannot be kept stay as they are, until the host stops.
-    pub(crate) async fn keep_all(self: &Arc<Self>, images_within: Duration) {
+    pub(crate) async fn keep_all(self: &Arc<Self>, checkpoints_within: Duration) {
         let entries = self.registry.all_present();
         // All are looked at nevertheless: one may be about to be resumed, by a request whose client is gone.
         let in_memory = entries
@@ -40,10 +40,10 @@ impl Sandboxes {
         tokio::pin!(keeping);
         tokio::select! {
             () = &mut keeping => return,
-            () = tokio::time::sleep(images_within), if self.defaults.processes_on_disk => {}
+            () = tokio::time::sleep(checkpoints_within), if self.defaults.processes_on_disk => {}
         }
         tracing::warn!("no time is left to write processes to disk: files are kept");
-        self.image_deadline.cancel();
+        self.checkpoint_deadline.cancel();
         keeping.await;
     }
 
@@ -53,12 +53,12 @@ impl Sandboxes {
             keep,
             is_limited: false,
         };
-        let mut paused = if self.writes_images() {
+        let mut paused = if self.writes_checkpoints() {
             self.pause(entry, request(Kept::Memory)).await
         } else {
             self.pause(entry, request(Kept::Filesystem)).await
         };
-        // Also one whose image was not complete in time.
+        // Also one whose checkpoint was not complete in time.
         if let Err(PauseError::Cancelled | PauseError::Unsupported(_) | PauseError::Node(_)) = paused {
             paused = self.pause(entry, request(Kept::Filesystem)).await;
         }
@@ -70,8 +70,8 @@ impl Sandboxes {
                 return;
             }
         }
-        if entry.is_in_memory() && self.writes_images() {
-            self.write_to_disk(entry, Kept::Image).await;
+        if entry.is_in_memory() && self.writes_checkpoints() {
+            self.write_to_disk(entry, Kept::Checkpoint).await;
         }
         if entry.is_in_memory() {
             self.write_to_disk(entry, Kept::Filesystem).await;
@@ -83,7 +83,7 @@ impl Sandboxes {
     }
 
     /// Whether the node is asked to write processes to disk.
-    fn writes_images(&self) -> bool {
-        self.defaults.processes_on_disk && !self.image_deadline.is_cancelled()
+    fn writes_checkpoints(&self) -> bool {
+        self.defaults.processes_on_disk && !self.checkpoint_deadline.is_cancelled()
     }
 }

@@ -35,6 +35,9 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// How long a request waits for another snapshot of the sandbox before it is refused because of that.
 const OTHER_WAIT: Duration = Duration::from_secs(30);
 
+/// The only snapshot of a sandbox that is being made.
+const SNAPSHOT: Command = Command::Snapshot { is_other_made: false };
+
 /// A snapshot to make.
 #[derive(Debug)]
 pub(crate) struct SnapshotRequest {
@@ -123,12 +126,16 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         request: SnapshotRequest,
     ) -> Result<TemplateId, SnapshotError> {
-        entry.check(Command::Copy)?;
+        entry.check(SNAPSHOT)?;
         let (sandboxes, builds, entry) = (Arc::clone(self), Arc::clone(builds), Arc::clone(entry));
         let task = self.work.spawn(async move {
-            let Some(_only) = entry.begin_snapshot() else {
-                let _ = tokio::time::timeout(OTHER_WAIT, entry.snapshot_ended()).await;
-                return Err(SnapshotError::InProgress);
+            let _only = match entry.begin_snapshot() {
+                Ok(only) => only,
+                Err(Refusal::InSnapshot) => {
+                    let _ = tokio::time::timeout(OTHER_WAIT, entry.snapshot_ended()).await;
+                    return Err(SnapshotError::InProgress);
+                }
+                Err(why) => return Err(why.into()),
             };
             sandboxes.snapshot_on_task(&builds, &entry, request).await
         });
@@ -157,8 +164,8 @@ impl Sandboxes {
             () = self.stopping.cancelled() => return Err(SnapshotError::ServerStopping),
         };
         let started_us = self.clock.now_us();
-        let turn_of_sandbox = entry.turn_of(Command::Copy).await;
-        turn_of_sandbox.check(Command::Copy)?;
+        let turn_of_sandbox = entry.turn_of(SNAPSHOT).await;
+        turn_of_sandbox.check(SNAPSHOT)?;
         let row = self.store.sandbox_by_id(&entry.id).await?;
         let row = row.ok_or(SnapshotError::State(ChangeError::Gone))?;
         let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use model::lifecycle::command::{Arrival, Command};
 use model::lifecycle::row::RowChange;
 use protocol::node::NodeError;
-use store::Change;
 
 use super::Sandboxes;
-use super::entry::{SandboxEntry, StopOutcome};
+use super::entry::{NotChanged, SandboxEntry, StopOutcome};
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::outcome::EndReason;
@@ -77,11 +76,12 @@ impl Sandboxes {
         let turn = entry.turn_of(Command::Stop { is_retry: false }).await;
         self.deadlines.remove(id);
         let change = self.rows.sandbox_change_state(id, turn.version(), RowChange::Stopping);
-        match change.await {
-            Ok(Change::Applied(row)) => turn.update(row.version, row.end_us),
-            // The row was changed concurrently. The sandbox is ended nevertheless, and the row is removed.
-            Ok(Change::Stale | Change::Missing) => {}
-            Err(error) => self.log_store_error(&error, id, "cannot record that a sandbox is stopping"),
+        match turn.changed(change.await) {
+            // One that was changed concurrently is removed as well.
+            Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => {}
+            Err(NotChanged::Store(error)) => {
+                self.log_store_error(&error, id, "cannot record that a sandbox is stopping");
+            }
         }
         turn.cut();
         match self.node.kill(id).await {

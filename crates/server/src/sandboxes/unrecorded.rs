@@ -9,13 +9,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, State};
 use store::Change;
 use store::error::StoreError;
 use store::sandboxes::{Pause, SandboxRow};
 
 use super::Sandboxes;
-use super::entry::{SandboxEntry, Turn};
+use super::entry::{NotChanged, SandboxEntry, Turn};
 
 /// Pause before a state is recorded again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -47,23 +48,13 @@ impl Unrecorded {
 
 impl Sandboxes {
     /// Records that a sandbox is paused or runs, now or as soon as that is possible. Returns the row if it was now.
-    pub(super) async fn record(
-        self: &Arc<Self>,
-        turn: &Turn<'_>,
-        version: i64,
-        state: Unrecorded,
-    ) -> Option<SandboxRow> {
-        match self.write(turn, version, &state).await {
-            Ok(Change::Applied(row)) => {
-                turn.update(row.version, row.end_us);
-                Some(row)
-            }
-            // Another start has changed the row, or it is gone.
-            Ok(Change::Stale | Change::Missing) => None,
-            Err(error) => {
+    pub(super) async fn record(self: &Arc<Self>, turn: &Turn<'_>, state: Unrecorded) -> Option<SandboxRow> {
+        match turn.changed(self.write(turn, &state).await) {
+            Ok(row) => Some(row),
+            Err(NotChanged::Stale | NotChanged::Missing) => None,
+            Err(NotChanged::Store(error)) => {
                 self.log_store_error(&error, &turn.id, "cannot record the state of a sandbox yet");
-                turn.set_row_in_doubt(true);
-                let (sandboxes, entry) = (Arc::clone(self), Arc::clone(turn));
+                let (sandboxes, entry, version) = (Arc::clone(self), Arc::clone(turn), turn.version());
                 self.work
                     .spawn(async move { sandboxes.record_later(&entry, version, state).await });
                 None
@@ -86,17 +77,20 @@ impl Sandboxes {
             if turn.version() != version || turn.state() != state.state() {
                 return;
             }
-            match self.write(&turn, version, &state).await {
-                Ok(Change::Applied(row)) => return turn.update(row.version, row.end_us),
-                Ok(Change::Stale | Change::Missing) => return,
-                Err(error) => self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet"),
+            match turn.changed(self.write(&turn, &state).await) {
+                Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => return,
+                Err(NotChanged::Store(error)) => {
+                    self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
+                }
             }
         }
     }
 
-    /// Leaves the row of a sandbox in doubt, because a change of it failed, until the database works.
+    /// Has the row of a sandbox be read as soon as the database works, if a change of it failed.
     pub(super) fn doubt(self: &Arc<Self>, turn: &Turn<'_>) {
-        turn.set_row_in_doubt(true);
+        if !turn.is_row_in_doubt() {
+            return;
+        }
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(turn));
         self.work.spawn(async move {
             loop {
@@ -126,14 +120,14 @@ impl Sandboxes {
         }
         let row = self.store.sandbox_by_id(&turn.id).await?;
         if let Some(row) = row.filter(|row| row.version > turn.version()) {
-            turn.update(row.version, row.end_us);
-            let state = match (row.state, turn.state()) {
-                (State::Pausing, State::Running) => Some(Unrecorded::Running {
+            turn.read(&row);
+            let state = match turn.state().repair(row.state) {
+                Some(RowChange::Running) => Some(Unrecorded::Running {
                     started_us: row.started_us,
                     end_us: row.end_us,
                     agent_version: None,
                 }),
-                (State::Resuming, State::Paused) => Some(Unrecorded::Paused {
+                Some(RowChange::Paused) => Some(Unrecorded::Paused {
                     kept: row.kept.unwrap_or(Kept::Filesystem),
                     kept_bytes: row.kept_bytes.unwrap_or(0),
                     paused_us: row.paused_us.unwrap_or(row.end_us),
@@ -142,21 +136,17 @@ impl Sandboxes {
                 _ => None,
             };
             if let Some(state) = state
-                && let Change::Applied(row) = self.write(turn, row.version, &state).await?
+                && let Err(NotChanged::Store(error)) = turn.changed(self.write(turn, &state).await)
             {
-                turn.update(row.version, row.end_us);
+                return Err(error);
             }
         }
-        turn.set_row_in_doubt(false);
+        turn.settled();
         Ok(())
     }
 
-    async fn write(
-        &self,
-        entry: &SandboxEntry,
-        version: i64,
-        state: &Unrecorded,
-    ) -> Result<Change<SandboxRow>, StoreError> {
+    async fn write(&self, turn: &Turn<'_>, state: &Unrecorded) -> Result<Change<SandboxRow>, StoreError> {
+        let (id, version) = (&turn.id, turn.version());
         match state {
             Unrecorded::Paused {
                 kept,
@@ -170,7 +160,7 @@ impl Sandboxes {
                     paused_us: *paused_us,
                     resume_error: resume_error.as_deref(),
                 };
-                self.rows.sandbox_paused(&entry.id, version, pause).await
+                self.rows.sandbox_paused(id, version, pause).await
             }
             Unrecorded::Running {
                 started_us,
@@ -179,7 +169,7 @@ impl Sandboxes {
             } => {
                 let version_of_agent = agent_version.as_deref();
                 self.rows
-                    .sandbox_resumed(&entry.id, version, *started_us, *end_us, version_of_agent)
+                    .sandbox_resumed(id, version, *started_us, *end_us, version_of_agent)
                     .await
             }
         }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use model::lifecycle::Kept;
-use model::lifecycle::command::Command;
+use model::lifecycle::command::AtTurn;
 use protocol::node::NodeError;
 use tokio_util::sync::CancellationToken;
 
@@ -42,7 +42,7 @@ impl Sandboxes {
         self.work.spawn(async move {
             // Also when the server is being stopped, for as long as it waits for work: the host may be stopped next.
             if let Ok(_turn) = sandboxes.writes.acquire().await {
-                sandboxes.write_to_disk(&entry, Kept::Image).await;
+                sandboxes.write_to_disk(&entry, Kept::Checkpoint).await;
             }
         });
     }
@@ -50,9 +50,10 @@ impl Sandboxes {
     /// Moves a sandbox that is paused in memory to disk, with its processes or its files alone.
     pub(super) async fn write_to_disk(self: &Arc<Self>, entry: &Arc<SandboxEntry>, keep: Kept) {
         let id = &entry.id;
-        let turn = entry.turn_of(Command::Write).await;
-        if turn.check(Command::Write).is_err() || !turn.is_in_memory() || turn.is_interrupted() {
-            return;
+        let turn = entry.turn().await;
+        match turn.decide(turn.writing(), turn.state()) {
+            AtTurn::Run => {}
+            AtTurn::Join | AtTurn::Refuse(_) => return,
         }
         let row = match self.store.sandbox_by_id(id).await {
             Ok(Some(row)) => row,
@@ -78,7 +79,7 @@ impl Sandboxes {
                 cancel.cancel();
                 pausing.await
             }
-            () = self.image_deadline.cancelled(), if keep == Kept::Image => {
+            () = self.checkpoint_deadline.cancelled(), if keep == Kept::Checkpoint => {
                 cancel.cancel();
                 pausing.await
             }
@@ -90,8 +91,7 @@ impl Sandboxes {
             Ok(paused) => {
                 let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
                 let (kept, disk_bytes) = (paused.kept.as_str(), paused.disk_bytes);
-                self.finish_pause(&turn, turn.version(), paused, paused_us, row.resume_error)
-                    .await;
+                self.finish_pause(&turn, paused, paused_us, row.resume_error).await;
                 tracing::info!(sandbox.id = %id, kept, disk_bytes, "a paused sandbox is on disk");
             }
             // Who resumes it goes on from here; that of one that has ended is reported.

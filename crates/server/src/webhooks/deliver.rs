@@ -103,6 +103,18 @@ fn release<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
     }
 }
 
+/// The services of the deliverer.
+#[derive(Debug)]
+pub(crate) struct DelivererServices {
+    pub(crate) store: Store,
+    /// The node of this server, which has one process at a time.
+    pub(crate) node: NodeId,
+    pub(crate) sealer: Sealer,
+    pub(crate) clock: Clock,
+    pub(crate) records: Arc<Records>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
 /// Sends what is due.
 #[derive(Debug)]
 pub(crate) struct Deliverer {
@@ -120,13 +132,15 @@ pub(crate) struct Deliverer {
 }
 
 impl Deliverer {
-    pub(crate) fn new(
-        (store, node): (Store, NodeId),
-        (sealer, clock): (Sealer, Clock),
-        (records, metrics): (Arc<Records>, Arc<Metrics>),
-        rules: Arc<ReceiverRules>,
-        settings: WebhookSettings,
-    ) -> Self {
+    pub(crate) fn new(services: DelivererServices, rules: Arc<ReceiverRules>, settings: WebhookSettings) -> Self {
+        let DelivererServices {
+            store,
+            node,
+            sealer,
+            clock,
+            records,
+            metrics,
+        } = services;
         Self {
             store,
             node,

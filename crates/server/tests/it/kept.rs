@@ -256,12 +256,12 @@ fn at_shutdown(settings: &mut ServerSettings) {
 fn at_shutdown_with_processes(settings: &mut ServerSettings) {
     at_shutdown(settings);
     settings.pause.processes_on_disk = true;
-    settings.pause.images_at_shutdown_within = Duration::from_secs(30);
+    settings.pause.checkpoints_at_shutdown_within = Duration::from_secs(30);
 }
 
 fn at_shutdown_in_a_hurry(settings: &mut ServerSettings) {
     at_shutdown_with_processes(settings);
-    settings.pause.images_at_shutdown_within = Duration::from_millis(200);
+    settings.pause.checkpoints_at_shutdown_within = Duration::from_millis(200);
 }
 
 fn at_shutdown_written_later(settings: &mut ServerSettings) {
@@ -277,10 +277,10 @@ async fn check_shutdown(settings: fn(&mut ServerSettings), write: Behaviour, kep
         platform.create(r#","timeout":600"#).await,
         platform.create(r#","timeout":600"#).await,
     );
-    *platform.node.keeps_images_in_memory.lock() = true;
+    *platform.node.keeps_checkpoints_in_memory.lock() = true;
     pause(&platform, &two).await;
     assert_eq!(detail(&platform, &two).await["pauseStorage"], "memory");
-    *platform.node.keeps_images_in_memory.lock() = false;
+    *platform.node.keeps_checkpoints_in_memory.lock() = false;
     *platform.node.write.lock() = write;
     let platform = platform.restart().await;
     for id in [&one, &two] {

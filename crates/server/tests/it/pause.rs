@@ -103,18 +103,29 @@ async fn metrics(platform: &TestPlatform) -> String {
 }
 
 /// A request to a port of a sandbox.
-/// Has every change of a row to a state be committed and fail nevertheless, as when a connection is lost before the answer.
-async fn lose_answers(platform: &TestPlatform, state: &str) -> AnyConnection {
-    let url = format!("sqlite:{}", platform.directory.path().join("test.db").display());
-    let mut raw = AnyConnection::connect(&url).await.expect("a database");
+/// Has every change of a row to a state fail. With `is_committed` it is made nevertheless, as when a connection is lost before
+/// the answer.
+async fn fail_changes(raw: &mut AnyConnection, state: &str, is_committed: bool) {
+    let raise = if is_committed { "FAIL" } else { "ABORT" };
     let trigger = format!(
-        "CREATE TRIGGER lost AFTER UPDATE OF state ON sandboxes WHEN NEW.state = '{state}' \
-         BEGIN SELECT RAISE(FAIL, 'the answer is lost'); END"
+        "BEGIN; DROP TRIGGER IF EXISTS lost; \
+         CREATE TRIGGER lost AFTER UPDATE OF state ON sandboxes WHEN NEW.state = '{state}' \
+         BEGIN SELECT RAISE({raise}, 'the answer is lost'); END; COMMIT"
     );
     sqlx::raw_sql(AssertSqlSafe(trigger))
-        .execute(&mut raw)
+        .execute(raw)
         .await
         .expect("a trigger");
+}
+
+async fn raw(platform: &TestPlatform) -> AnyConnection {
+    let url = format!("sqlite:{}", platform.directory.path().join("test.db").display());
+    AnyConnection::connect(&url).await.expect("a database")
+}
+
+async fn lose_answers(platform: &TestPlatform, state: &str) -> AnyConnection {
+    let mut raw = raw(platform).await;
+    fail_changes(&mut raw, state, true).await;
     raw
 }
 
@@ -154,6 +165,28 @@ async fn a_change_whose_answer_is_lost_can_be_made_again() {
     };
     within(is_right).await;
     assert_eq!(post(&platform, &id, "pause", "").await.status, 204);
+}
+
+/// The sandbox is paused, and that is recorded by the second attempt, whose answer is lost.
+#[tokio::test]
+async fn a_state_that_is_recorded_later_and_whose_answer_is_lost_is_read_again() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":600"#).await;
+    let mut raw = raw(&platform).await;
+    fail_changes(&mut raw, "paused", false).await;
+    assert_eq!(post(&platform, &id, "pause", "").await.status, 204);
+    assert_eq!(state(&platform, &id).await, State::Pausing);
+    fail_changes(&mut raw, "paused", true).await;
+    let is_committed = async {
+        while state(&platform, &id).await != State::Paused {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within(is_committed).await;
+    answer_again(raw).await;
+    let resumed = post(&platform, &id, "resume", "").await;
+    assert!(resumed.status.is_success(), "{resumed:?}");
+    assert_eq!(state(&platform, &id).await, State::Running);
 }
 
 pub(crate) async fn traffic(platform: &TestPlatform, id: &str, port: u16, more: &[(&str, &str)]) -> Reply {

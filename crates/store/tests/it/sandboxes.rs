@@ -354,13 +354,13 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
     let paused = SandboxRow {
         state: State::Paused,
         version: pausing.version + 1,
-        kept: Some(Kept::Image),
+        kept: Some(Kept::Checkpoint),
         paused_us: Some(7),
         kept_bytes: Some(4096),
         ..pausing.clone()
     };
     let change = rows
-        .sandbox_paused(id, pausing.version, pause(Kept::Image))
+        .sandbox_paused(id, pausing.version, pause(Kept::Checkpoint))
         .await
         .unwrap();
     assert_eq!(change, Change::Applied(paused.clone()));

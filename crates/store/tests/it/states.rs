@@ -27,7 +27,7 @@ async fn make(rows: &NodeRows, change: RowChange, row: &SandboxRow) -> Result<Ch
         RowChange::Pausing => rows.sandbox_pausing(id, version, Kept::Memory, None).await,
         RowChange::Paused => {
             let pause = Pause {
-                kept: Kept::Image,
+                kept: Kept::Checkpoint,
                 kept_bytes: 4096,
                 paused_us: 7,
                 resume_error: None,

@@ -15,16 +15,16 @@ impl FakeNode {
         cancel: CancellationToken,
     ) -> Result<PausedSandbox, NodeError> {
         let PauseSandbox { id, mut keep, .. } = request;
-        if keep == Kept::Image && *self.keeps_images_in_memory.lock() {
+        if keep == Kept::Checkpoint && *self.keeps_checkpoints_in_memory.lock() {
             keep = Kept::Memory;
         }
         let behaviour = match keep {
             Kept::Memory => *self.pause.lock(),
             Kept::Filesystem => *self.pause_to_disk.lock(),
-            Kept::Image => *self.write.lock(),
+            Kept::Checkpoint => *self.write.lock(),
         };
         match keep {
-            Kept::Image => tokio::select! {
+            Kept::Checkpoint => tokio::select! {
                 written = self.behave(behaviour) => written?,
                 () = cancel.cancelled() => return Err(NodeError::Cancelled),
             },
@@ -34,7 +34,7 @@ impl FakeNode {
             return Err(NodeError::NotFound(id));
         }
         match keep {
-            Kept::Filesystem | Kept::Image => {
+            Kept::Filesystem | Kept::Checkpoint => {
                 self.running.lock().remove(&id);
                 self.paused.lock().remove(&id);
                 self.kept.lock().insert(id.clone());
@@ -50,7 +50,7 @@ impl FakeNode {
             kept: keep,
             memory_bytes: match keep {
                 Kept::Memory => self.frozen_bytes.load(Ordering::SeqCst),
-                Kept::Image | Kept::Filesystem => 0,
+                Kept::Checkpoint | Kept::Filesystem => 0,
             },
             disk_bytes: self.kept_bytes.load(Ordering::SeqCst),
         })

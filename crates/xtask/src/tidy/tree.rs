@@ -17,7 +17,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Reads all files below `root`. What is not UTF-8 is no text and is left out.
+    /// Reads all files below `root`. What is not UTF-8, such as a picture, has an empty text.
     pub(super) fn read(root: &Path) -> Result<Self> {
         let mut files = BTreeMap::new();
         let mut directories = vec![root.to_path_buf()];
@@ -30,7 +30,8 @@ impl Tree {
                 }
                 if path.is_dir() {
                     directories.push(path);
-                } else if let Ok(text) = std::fs::read_to_string(&path) {
+                } else if let Ok(content) = std::fs::read(&path) {
+                    let text = String::from_utf8(content).unwrap_or_default();
                     let relative = path.strip_prefix(root).unwrap_or(&path);
                     files.insert(relative.to_string_lossy().into_owned(), text);
                 }

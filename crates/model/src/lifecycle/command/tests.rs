@@ -7,30 +7,54 @@ use super::*;
 const RESUME: Resume = Resume {
     discards_processes: false,
     may_go_on: true,
+    is_unwanted: false,
+};
+const UNWANTED: Resume = Resume {
+    is_unwanted: true,
+    ..RESUME
 };
 const ANEW: Resume = Resume {
     discards_processes: true,
-    may_go_on: true,
+    ..RESUME
 };
 const LATER: Resume = Resume {
-    discards_processes: false,
     may_go_on: false,
+    ..RESUME
 };
 
 /// Every command.
-const COMMANDS: [Command; 11] = [
+const COMMANDS: [Command; 18] = [
     Command::Pause,
+    Command::PauseAtDeadline { is_due: true },
+    Command::PauseAtDeadline { is_due: false },
     Command::Resume(RESUME),
     Command::Resume(ANEW),
     Command::Resume(LATER),
+    Command::Resume(UNWANTED),
     Command::Connect,
     Command::Stop { is_retry: false },
     Command::Stop { is_retry: true },
     Command::Change,
-    Command::Copy,
-    Command::Write,
+    Command::Fork,
+    Command::Snapshot { is_other_made: false },
+    Command::Snapshot { is_other_made: true },
+    WRITE,
+    Command::Write {
+        is_in_memory: false,
+        is_interrupted: false,
+    },
+    Command::Write {
+        is_in_memory: true,
+        is_interrupted: true,
+    },
     Command::Exit,
 ];
+
+/// A write of what is in memory, which nobody else needs.
+const WRITE: Command = Command::Write {
+    is_in_memory: true,
+    is_interrupted: false,
+};
 
 #[test]
 fn every_command_that_arrives_has_a_disposition() {
@@ -40,14 +64,21 @@ fn every_command_that_arrives_has_a_disposition() {
     let table = [
         // Creating      Running          Pausing          Paused           Resuming          Stopping          Gone
         [Wait,           Wait,            Wait,            Refuse(Paused),  Wait,             Wait,             Wait],
+        [Wait,           Wait,            Wait,            Refuse(Paused),  Wait,             Wait,             Wait],
+        [Wait,           Wait,            Wait,            Refuse(Paused),  Wait,             Wait,             Wait],
         [Wait,           Refuse(Running), Cancel,          Wait,            Wait,             Wait,             Wait],
         [Wait,           Refuse(Running), Wait,            Wait,            Refuse(Resuming), Wait,             Wait],
         [Wait,           Refuse(Running), Wait,            Wait,            Wait,             Wait,             Wait],
+        [Wait,           Refuse(Running), Cancel,          Wait,            Wait,             Wait,             Wait],
         [Refuse(Gone),   Run,             Wait,            Wait,            Wait,             Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Cancel,          Cancel,          Cancel,          Cancel,           Join,             Refuse(Gone)],
         [Refuse(Gone),   Cancel,          Cancel,          Cancel,          Cancel,           Wait,             Refuse(Gone)],
         [Refuse(Gone),   Wait,            Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Wait,            Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Wait,            Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Refuse(InSnapshot), Refuse(Pausing), Refuse(Paused), Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Wait,            Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Wait,            Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Wait,            Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
         [Run,            Run,             Wait,            Wait,            Wait,             Join,             Join],
     ];
@@ -66,15 +97,22 @@ fn every_command_that_has_its_turn_has_a_disposition() {
     let table = [
         // Creating      Running          Pausing          Paused           Resuming          Stopping          Gone
         [Refuse(Gone),   Run,             Refuse(Gone),    Join,            Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Run,             Refuse(Gone),    Join,            Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Join,            Refuse(Gone),    Join,            Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Join,            Refuse(Gone),    Run,             Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Join,            Refuse(Gone),    Run,             Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Join,            Refuse(Gone),    Run,             Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Join,            Refuse(Gone),    Refuse(Gone),    Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Join,            Refuse(Gone),    Run,             Refuse(Gone),     Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Run,              Refuse(Gone)],
         [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Run,              Refuse(Gone)],
+        [Refuse(Gone),   Run,             Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Run,             Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Run,             Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Run,             Refuse(Pausing), Refuse(Paused),  Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
         [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Run,             Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Join,            Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
+        [Refuse(Gone),   Refuse(Running), Refuse(Pausing), Join,            Refuse(Resuming), Refuse(Stopping), Refuse(Gone)],
         [Join,           Run,             Join,            Run,             Join,             Join,             Join],
     ];
     for (command, row) in COMMANDS.into_iter().zip(table) {
@@ -99,12 +137,12 @@ fn every_command_that_has_its_turn_has_a_disposition() {
 /// The transition with which a command begins that is carried out; none if it leaves the state.
 fn begins_with(command: Command, state: State) -> Option<Transition> {
     match command {
-        Command::Pause => Some(Transition::Pause),
+        Command::Pause | Command::PauseAtDeadline { .. } => Some(Transition::Pause),
         Command::Resume(_) | Command::Connect => Some(Transition::Resume),
         Command::Stop { .. } => Some(Transition::Stop),
-        Command::Write => Some(Transition::KeptOtherwise),
+        Command::Write { .. } => Some(Transition::KeptOtherwise),
         Command::Exit => state.exit(),
-        Command::Change | Command::Copy => None,
+        Command::Change | Command::Fork | Command::Snapshot { .. } => None,
     }
 }
 
@@ -146,6 +184,24 @@ fn every_state_has_a_rule_for_deadlines() {
         let want = [Expire, runs, Nothing, paused, Nothing, Expire, Expire];
         for (state, want) in State::ALL.into_iter().zip(want) {
             assert_eq!(state.at_deadline(deadlines), want, "{state:?} {deadlines:?}");
+        }
+    }
+}
+
+#[test]
+fn every_state_has_a_rule_for_traffic() {
+    use Passage::*;
+    for number in 0..4_u8 {
+        let [on_traffic, paused_for_files] = [1, 2].map(|bit| number & bit != 0);
+        let asleep = if on_traffic && !paused_for_files { Wake } else { Refuse };
+        let resuming = if on_traffic { Wake } else { Refuse };
+        let want = [Refuse, Pass, asleep, asleep, resuming, Refuse, Refuse];
+        let wakes = Wakes {
+            on_traffic,
+            paused_for_files,
+        };
+        for (state, want) in State::ALL.into_iter().zip(want) {
+            assert_eq!(state.traffic(wakes), want, "{state:?} {wakes:?}");
         }
     }
 }
@@ -216,8 +272,10 @@ impl Sandbox {
         let Some(command) = self.running.take() else { return };
         self.answered += 1;
         match command {
-            Command::Pause if is_well && !self.is_cancelled => self.apply(Transition::Saved),
-            Command::Pause => self.apply(Transition::Failed),
+            Command::Pause | Command::PauseAtDeadline { .. } if is_well && !self.is_cancelled => {
+                self.apply(Transition::Saved)
+            }
+            Command::Pause | Command::PauseAtDeadline { .. } => self.apply(Transition::Failed),
             Command::Resume(_) | Command::Connect if is_well => self.apply(Transition::Resumed),
             Command::Resume(_) | Command::Connect => self.apply(Transition::Failed),
             Command::Stop { .. } if is_well => self.apply(Transition::Ended),
@@ -225,7 +283,7 @@ impl Sandbox {
                 self.stop_failed = true;
                 true
             }
-            Command::Change | Command::Copy | Command::Write | Command::Exit => true,
+            Command::Change | Command::Fork | Command::Snapshot { .. } | Command::Write { .. } | Command::Exit => true,
         };
     }
 }

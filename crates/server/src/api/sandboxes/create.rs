@@ -36,6 +36,7 @@ use crate::outcome::CreateOutcome;
 use crate::repositories::RepositoryError;
 use crate::sandboxes::create::CreateError;
 use crate::sandboxes::idempotency::ClaimError;
+use crate::telemetry::Stages;
 use crate::templates::TemplateName;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
@@ -283,12 +284,13 @@ async fn create<T: Body + Into<CreateParameters>>(
     Ok(timed(response, &created.stages))
 }
 
-/// Adds how long the stages took to a response, as a `Server-Timing` header.
+/// Adds how long the stages took to a response: for its client as a `Server-Timing` header, and for its span.
 pub(super) fn timed(mut response: Response, stages: &[Stage]) -> Response {
     if !stages.is_empty()
         && let Ok(value) = HeaderValue::try_from(server_timing(stages))
     {
         response.headers_mut().insert(SERVER_TIMING, value);
+        response.extensions_mut().insert(Stages(stages.into()));
     }
     response
 }

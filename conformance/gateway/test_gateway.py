@@ -1,0 +1,168 @@
+"""The `mcp` of a create request: servers of standard input and output behind one address, which an official client calls with the token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from e2b import Sandbox, SandboxException, Template
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+
+from harness import mcp_gateway
+from harness.platform import Platform
+from harness.traffic import until_async
+
+HERE = Path(__file__).parent
+PYTHON = "/opt/mcp-gateway/environment/bin/python"
+
+
+@pytest.fixture(scope="session")
+def template(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A template with a small server and a repository, built on that of the recipe, under the name that clients ask for."""
+    mcp_gateway.build(platform, tmp_path_factory.mktemp("recipe"))
+    text = (HERE / "server.py").read_text()
+    # The repository of a code host, reached as a directory.
+    made = (
+        Template()
+        .from_template("mcp-gateway")
+        .run_cmd(f"mkdir -p /srv/small/acme/tools && cat >/srv/small/server.py <<'END'\n{text}\nEND", user="root")
+        .run_cmd(
+            "cd /srv/small/acme/tools && cp ../../server.py . && git init -q && git -c user.name=a -c user.email=a@b add . && "
+            "git -c user.name=a -c user.email=a@b commit -qm a && chown -R user /srv/small && "
+            "git config --system url.file:///srv/small/.insteadOf https://github.com/",
+            user="root",
+        )
+    )
+    Template.build(made, "mcp-gateway", cpu_count=2, memory_mb=1024)
+    return "mcp-gateway"
+
+
+def small(word: str, **more: object) -> dict[str, object]:
+    return {"command": PYTHON, "args": ["/srv/small/server.py", word], **more}
+
+
+SERVERS = {"one": small("first", env={"SETTING": "s-1"}), "two": small("second")}
+
+
+@pytest.fixture(scope="module")
+def box(template: str) -> Iterator[Sandbox]:
+    with Sandbox.create(mcp=SERVERS, timeout=300) as made:  # type: ignore[arg-type]
+        yield made
+
+
+def asked(box: Sandbox, question: Callable[[Client], Awaitable[Any]], token: str | None = None) -> Any:
+    """What an official client is answered by the gateway of a sandbox."""
+
+    async def ask() -> tuple[Any, MCPError | None]:
+        trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
+        headers = {"Authorization": f"Bearer {token or box.get_mcp_token()}"}
+        async with httpx2.AsyncClient(verify=trust, headers=headers, timeout=60) as http:
+            async with Client(streamable_http_client(box.get_mcp_url(), http_client=http)) as client:
+                try:
+                    return await question(client), None
+                except MCPError as error:
+                    return None, error
+
+    answer, refusal = asyncio.run(ask())
+    # Raised within the client, it would come in a group of what its tasks raised.
+    if refusal:
+        raise refusal
+    return answer
+
+
+def called(box: Sandbox, tool: str, **arguments: object) -> str:
+    result = asked(box, lambda client: client.call_tool(tool, arguments))
+    assert not result.is_error, result
+    return result.content[0].text
+
+
+def test_tools_of_all_servers_are_listed_and_called(box: Sandbox) -> None:
+    tools = asked(box, lambda client: client.list_tools()).tools
+    # Both have `word`, so it has the name of its server before it.
+    assert {tool.name for tool in tools} == {"one__word", "two__word", "add_first", "add_second", "end_first", "end_second"}
+    assert next(tool for tool in tools if tool.name == "add_first").input_schema["required"] == ["a", "b"]
+    assert called(box, "add_second", a=2, b=3) == "5"
+    # They run as the user, and know their own settings.
+    assert called(box, "one__word") == "first s-1 1000 /home/user"
+    assert called(box, "two__word") == "second  1000 /home/user"
+    with pytest.raises(MCPError, match="missing"):
+        called(box, "missing")
+
+
+def test_prompts_and_resources(box: Sandbox) -> None:
+    prompts = asked(box, lambda client: client.list_prompts()).prompts
+    assert {prompt.name for prompt in prompts} == {"greet_first", "greet_second"}
+    greeting = asked(box, lambda client: client.get_prompt("greet_second", {"name": "Ada"}))
+    assert greeting.messages[0].content.text == "Greet Ada"
+    resources = asked(box, lambda client: client.list_resources()).resources
+    assert {str(resource.uri) for resource in resources} == {"note://first", "note://second"}
+    assert asked(box, lambda client: client.read_resource("note://second")).contents[0].text == "note of second"
+
+
+def test_a_server_that_ends_is_started_again(box: Sandbox) -> None:
+    with pytest.raises(MCPError, match="the server two has ended"):
+        called(box, "end_second")
+    # The other goes on meanwhile.
+    assert called(box, "add_first", a=1, b=1) == "2"
+
+    async def until_back(client: Client) -> str:
+        async def added() -> str | None:
+            try:
+                return (await client.call_tool("add_second", {"a": 4, "b": 4})).content[0].text
+            except MCPError:
+                return None
+
+        return await until_async(added, "the server is back", within_s=60)
+
+    assert asked(box, until_back) == "8"
+
+
+def test_only_who_has_the_token_is_answered(box: Sandbox) -> None:
+    token = box.get_mcp_token()
+    trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token or ""}):
+        answer = httpx2.post(box.get_mcp_url(), json={}, headers=headers, verify=trust)
+        assert (answer.status_code, "token" in answer.text) == (401, True), answer.text
+    # Another program that connects reads it as root, and nobody else inside can.
+    assert Sandbox.connect(box.sandbox_id).get_mcp_token() == token
+    seen = box.commands.run("cat /etc/mcp-gateway/.token; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; true").stdout
+    assert token and token not in seen and "s-1" not in box.commands.run("ps -e -o args=").stdout
+
+
+def test_the_gateway_outlives_a_pause(box: Sandbox) -> None:
+    box.pause()
+    again = Sandbox.connect(box.sandbox_id, timeout=300)
+    assert called(again, "add_first", a=20, b=1) == "21"
+
+
+def test_a_server_of_a_repository(template: str) -> None:
+    settings = {"runCmd": f"{PYTHON} server.py cloned", "installCmd": "echo yes >installed", "envs": {"SETTING": "s-2"}}
+    with Sandbox.create(mcp={"github/acme/tools": settings}, timeout=120) as box:  # type: ignore[dict-item]
+        assert called(box, "word") == "cloned s-2 1000 /home/user/mcp-servers/acme_tools"
+        assert box.files.read("/home/user/mcp-servers/acme_tools/installed") == "yes\n"
+
+
+@pytest.mark.parametrize(
+    ("servers", "says"),
+    [
+        ({"exa": {"apiKey": "x"}}, "exa: there is no command. Servers of the catalogue are container images"),
+        ({"a": {"command": "/no/such/program"}}, "the server a did not start"),
+        ({"a": {"command": "sh", "args": ["-c", "echo why >&2; exit 1"]}}, "it said: why"),
+        ({"a_b": {"command": "x"}, "github/a/b": {"runCmd": "x"}}, "a_b: two servers would have this name"),
+        ({"a": {"command": "x", "arguments": []}}, "a: 'arguments' is not known"),
+        ({"a/b": {"command": "x"}}, "a/b: a name has letters"),
+        ({"github/acme/none": {"runCmd": "x"}}, "https://github.com/acme/none: git ended with 128"),
+        ({"github/acme/tools": {"runCmd": "x", "installCmd": "echo no; exit 5"}}, "bash ended with 5: no"),
+    ],
+)
+def test_what_cannot_be_started_is_named(template: str, servers: dict[str, object], says: str) -> None:
+    with pytest.raises(SandboxException, match="Failed to start MCP gateway") as raised:
+        Sandbox.create(mcp=servers, timeout=60)  # type: ignore[arg-type]
+    assert says in str(raised.value)

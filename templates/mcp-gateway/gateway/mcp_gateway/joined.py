@@ -1,0 +1,178 @@
+"""The servers behind the gateway, and what they offer as one server.
+
+Each has a task of its own, which starts it again when it has ended. Names of tools and prompts are those of the servers. Where two
+servers have the same name, both have the name of their server before it: `one__read` and `two__read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+from mcp import Client, MCPError
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.server.lowlevel import Server as Served
+
+from mcp_gateway.configuration import Server
+
+LOGS = Path("/var/log/mcp-gateway")
+# Servers are programs of others, and know neither the token nor the settings of their neighbours.
+AS_USER = ("--reuid=user", "--regid=user", "--init-groups", "--")
+HOME = "/home/user"
+PATHS = f"{HOME}/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ALIVE_S = 5.0
+MOST_PAGES = 100
+
+
+def environment(own: dict[str, str]) -> dict[str, str]:
+    """The variables of a server: those of the sandbox, which say which certificates are trusted, as `user` has them; and its own."""
+    return {**os.environ, "PATH": PATHS, "HOME": HOME, "USER": "user", "LOGNAME": "user", "SHELL": "/bin/bash", **own}
+
+
+class Upstream:
+    """One server, which runs for as long as the task of `run` does."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.client: Client | None = None
+        # Set when the first start has succeeded or failed.
+        self.tried = asyncio.Event()
+        self.failure: str | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.server.name}.log"
+
+    async def run(self) -> None:
+        given = StdioServerParameters(
+            command="setpriv",
+            args=[*AS_USER, self.server.command, *self.server.args],
+            env=environment(self.server.env),
+            cwd=self.server.cwd or HOME,
+        )
+        while True:
+            self._ended.clear()
+            try:
+                with open(self.log, "a") as log:
+                    async with Client(stdio_client(given, errlog=log)) as self.client:
+                        self.tried.set()
+                        await self._ended.wait()
+            except Exception as error:
+                self.failure = f"{type(error).__name__}: {error}"
+            self.client = None
+            self.tried.set()
+            # One that ends at once must not take the processor.
+            await asyncio.sleep(1)
+
+    async def ask(self, question: Callable[[Client], Awaitable[Any]]) -> Any:
+        """What the server answers. If it answers nothing any more, it is started again."""
+        if (client := self.client) is None:
+            raise MCPError(types.INTERNAL_ERROR, f"the server {self.server.name} has ended and is being started again")
+        try:
+            return await question(client)
+        except Exception as error:
+            try:
+                await asyncio.wait_for(client.send_ping(), ALIVE_S)
+            except Exception:
+                self._ended.set()
+                raise MCPError(types.INTERNAL_ERROR, f"the server {self.server.name} has ended: {type(error).__name__}") from error
+            raise
+
+    async def pages(self, kind: str) -> list[Any]:
+        """Everything of a kind that the server has; nothing if it has none or has ended."""
+        capabilities = self.client and self.client.server_capabilities
+        if not capabilities or getattr(capabilities, kind.partition("_")[0].rstrip("s") + "s", None) is None:
+            return []
+        found: list[Any] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await self.ask(lambda client, at=cursor: getattr(client, f"list_{kind}")(cursor=at, cache_mode="bypass"))
+            found += getattr(page, kind)
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        return found
+
+
+class Joined:
+    """All servers as one."""
+
+    def __init__(self, upstreams: list[Upstream]) -> None:
+        self.upstreams = upstreams
+        # What was last listed, by kind, so that a call need not ask all servers again.
+        self._listed: dict[str, dict[str, tuple[Upstream, Any]]] = {}
+
+    async def named(self, kind: str) -> dict[str, tuple[Upstream, Any]]:
+        """Tools or prompts by the names that they have here."""
+        listed = [(upstream, item) for upstream in self.upstreams for item in await self._of(upstream, kind)]
+        often = Counter(item.name for _, item in listed)
+        self._listed[kind] = {
+            (item.name if often[item.name] == 1 else f"{upstream.server.name}__{item.name}"): (upstream, item) for upstream, item in listed
+        }
+        return self._listed[kind]
+
+    async def _of(self, upstream: Upstream, kind: str) -> list[Any]:
+        # What one server cannot say does not keep the others from being listed.
+        with contextlib.suppress(MCPError):
+            return await upstream.pages(kind)
+        return []
+
+    async def one(self, kind: str, name: str) -> tuple[Upstream, Any]:
+        found = self._listed.get(kind, {}).get(name) or (await self.named(kind)).get(name)
+        if found is None:
+            raise MCPError(types.INVALID_PARAMS, f"there is nothing named {name!r} in {kind}")
+        return found
+
+    async def list_tools(self, _: Any, __: Any) -> types.ListToolsResult:
+        found = await self.named("tools")
+        return types.ListToolsResult(tools=[item.model_copy(update={"name": name}) for name, (_, item) in found.items()])
+
+    async def call_tool(self, _: Any, call: types.CallToolRequestParams) -> types.CallToolResult:
+        upstream, tool = await self.one("tools", call.name)
+        return await upstream.ask(lambda client: client.call_tool(tool.name, call.arguments))
+
+    async def list_prompts(self, _: Any, __: Any) -> types.ListPromptsResult:
+        found = await self.named("prompts")
+        return types.ListPromptsResult(prompts=[item.model_copy(update={"name": name}) for name, (_, item) in found.items()])
+
+    async def get_prompt(self, _: Any, call: types.GetPromptRequestParams) -> types.GetPromptResult:
+        upstream, prompt = await self.one("prompts", call.name)
+        return await upstream.ask(lambda client: client.get_prompt(prompt.name, call.arguments))
+
+    async def list_resources(self, _: Any, __: Any) -> types.ListResourcesResult:
+        return types.ListResourcesResult(resources=[item for each in self.upstreams for item in await self._of(each, "resources")])
+
+    async def list_resource_templates(self, _: Any, __: Any) -> types.ListResourceTemplatesResult:
+        found = [item for each in self.upstreams for item in await self._of(each, "resource_templates")]
+        return types.ListResourceTemplatesResult(resource_templates=found)
+
+    async def read_resource(self, _: Any, call: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        uri = str(call.uri)
+        for upstream in self.upstreams:
+            if any(str(item.uri) == uri for item in await self._of(upstream, "resources")):
+                return await upstream.ask(lambda client: client.read_resource(uri))
+        # One that is in no list may be of a template.
+        for upstream in self.upstreams:
+            if await self._of(upstream, "resource_templates"):
+                with contextlib.suppress(MCPError):
+                    return await upstream.ask(lambda client: client.read_resource(uri))
+        raise MCPError(types.INVALID_PARAMS, f"there is no resource {uri!r}")
+
+    def served(self) -> Served[Any]:
+        return Served(
+            "mcp-gateway",
+            on_list_tools=self.list_tools,
+            on_call_tool=self.call_tool,
+            on_list_prompts=self.list_prompts,
+            on_get_prompt=self.get_prompt,
+            on_list_resources=self.list_resources,
+            on_list_resource_templates=self.list_resource_templates,
+            on_read_resource=self.read_resource,
+        )

@@ -162,8 +162,7 @@ keys! {
     },
     DASHBOARD_ALLOW_HTTP = {
         "dashboard.allow_http", None, Boolean, "false",
-        "Whether browsers on other machines may use the dashboard over HTTP. Whoever reads the traffic can take a session \
-         over. HTTPS and browsers on this machine are always allowed.",
+        "Whether browsers on other machines may use the dashboard over HTTP, which others may read; HTTPS always works.",
         dashboard.allows_http = boolean,
     },
     REPOSITORIES_CLONE_TIMEOUT_S = {
@@ -651,14 +650,12 @@ keys! {
     },
     EGRESS_BANDWIDTH_MBIT = {
         "egress.bandwidth_mbit", None, Integer, "0",
-        "Maximum bandwidth of all connections from a sandbox, in each direction, in Mbit/s, at most 1000000; 0 is no \
-         limit.",
+        "Maximum bandwidth of a sandbox's connections, in each direction, in Mbit/s, at most 1000000; 0 is no limit.",
         egress.limits.bandwidth_mbit = number(0, egress::LIMIT_MAX),
     },
     EGRESS_UDP_FLOWS = {
         "egress.udp_flows", None, Integer, "256",
-        "Maximum number of concurrent UDP flows from a sandbox, at most 1000000; 0 closes UDP except for the \
-         resolver.",
+        "Maximum number of concurrent UDP flows from a sandbox, at most 1000000; 0 closes UDP but for the resolver.",
         egress.limits.udp_flows = number(0, egress::LIMIT_MAX),
     },
     EGRESS_INTERCEPTED = {

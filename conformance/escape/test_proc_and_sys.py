@@ -26,6 +26,8 @@ def test_only_its_own_processes(sandbox: Sandbox, neighbour: Sandbox, platform: 
 
 def test_a_signal_to_everybody_stays_inside(sandbox: Sandbox, neighbour: Sandbox) -> None:
     mine, theirs = Marked(sandbox), Marked(neighbour)
+    # Before it has its mark, it would seem to be gone already.
+    assert mine.host_pid
     sandbox.commands.run("python3 -c 'import os; os.kill(-1, 9)'; true", user="root", timeout=20, background=True)
     from harness.traffic import until
 

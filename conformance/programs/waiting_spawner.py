@@ -38,14 +38,20 @@ def spawners():
     return [int(name) for name in names if text(f"/proc/{name}/cmdline").split("\0")[1:2] == ["spawner"]]
 
 
+def ignores(pid):
+    """Whether a process ignores what a spawner does, which is one of the first things that one does."""
+    masks = [line.split()[1] for line in text(f"/proc/{pid}/status").splitlines() if line.startswith("SigIgn:")]
+    return bool(masks) and all(int(masks[0], 16) >> (number - 1) & 1 for number in IGNORED)
+
+
 def replaced():
-    """Kills the spawner, and returns the next one, once nobody else that becomes one is there."""
+    """Kills the spawner, and returns the next one, once it has taken its first steps."""
     before = spawners()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
-        now = [pid for pid in spawners() if pid not in before]
+        now = [pid for pid in spawners() if pid not in before and ignores(pid)]
         if now:
             return now[0]
         time.sleep(0.001)

@@ -12,7 +12,7 @@ use std::net::UdpSocket;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use measure::client::Target;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,7 @@ use self::report::{Conditions, Report};
 use self::run::{Bench, Timed};
 use crate::config::{Config, Sources};
 use crate::credentials;
+use crate::one_thread;
 use crate::output::{self, Format};
 use crate::signals::Signals;
 
@@ -93,11 +94,7 @@ pub(crate) struct BenchArgs {
 /// When the address of the platform is unknown, or the report cannot be printed.
 pub(crate) fn run(args: &BenchArgs, config: &Config, sources: &Sources) -> Result<ExitCode> {
     let (url, key) = credentials::endpoint(args.url.as_deref(), config, sources)?;
-    // One thread: on a small machine the client competes with the platform for cores.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     let report = runtime.block_on(measure(args, url, &key))?;
     match args.format {
         Format::Text => output::text(&report.text())?,

@@ -4,13 +4,14 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use http::Method;
 use server::operator::OperatorCode;
 
 use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::data_dir::DataDir;
+use crate::one_thread;
 use crate::operator::ask;
 use crate::output;
 
@@ -20,10 +21,7 @@ use crate::output;
 /// When no platform runs on the data directory, or it has no dashboard.
 pub(crate) fn run(config: &Config) -> Result<ExitCode> {
     let dir = DataDir::existing(&config.data_dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     let code: OperatorCode = runtime.block_on(ask(&dir, Method::POST, "/dashboard/codes"))?;
     // The file is there for clients on this machine; without it, only the address is unknown.
     let address = Credentials::read(&dir).ok().flatten().and_then(|known| known.api_url);

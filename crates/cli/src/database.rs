@@ -8,15 +8,13 @@ use store::Store;
 use crate::accounts;
 use crate::config::Config;
 use crate::data_dir::DataDir;
+use crate::one_thread;
 
 /// Runs a command on the database. It may be the first one on a data directory: keys can be made before the first
 /// start of the platform.
 pub(crate) fn with_store(settings: &Config, command: impl AsyncFnOnce(&Store) -> Result<()>) -> Result<ExitCode> {
     DataDir::prepare(&settings.data_dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     runtime.block_on(async {
         let store = open_store(settings).await?;
         accounts::default_account(&store).await?;

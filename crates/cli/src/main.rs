@@ -26,6 +26,7 @@ mod inside;
 mod logging;
 mod master_key;
 mod node_identity;
+mod one_thread;
 mod operator;
 mod output;
 mod requests;

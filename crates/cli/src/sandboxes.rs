@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use http::Method;
 use server::operator::{OperatorLogEntry, OperatorSandbox, OperatorUsage};
 
@@ -13,6 +13,7 @@ use crate::args::{SandboxCommand, SandboxOrder};
 use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::inside;
+use crate::one_thread;
 use crate::operator::{self, answer, ask};
 use crate::output::{self, Format, mib};
 
@@ -22,10 +23,7 @@ use crate::output::{self, Format, mib};
 /// When no platform runs on the data directory, or the request fails.
 pub(crate) fn run(config: &Config, command: &SandboxCommand) -> Result<ExitCode> {
     let dir = DataDir::existing(&config.data_dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     let done = runtime.block_on(async {
         if let Some(done) = Box::pin(inside::run(&dir, command)).await {
             return done;

@@ -12,7 +12,7 @@ mod tar;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use http::Method;
 use serde_json::Value;
 
@@ -21,6 +21,7 @@ use self::recipe::Carried;
 use crate::args::{AddArgs, TemplateCommand};
 use crate::config::{Config, Sources};
 use crate::credentials;
+use crate::one_thread;
 use crate::output::{self, Format};
 use crate::transfer;
 
@@ -34,10 +35,7 @@ pub(crate) fn run(config: &Config, sources: &Sources, command: TemplateCommand) 
     }
     let (url, key) = credentials::endpoint(None, config, sources)?;
     let client = Client::new(&url, &key)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     runtime.block_on(async {
         match command {
             TemplateCommand::Build(args) => return Box::pin(build::run(&client, *args)).await,

@@ -11,12 +11,13 @@ use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use self::look::look;
 use crate::args::TopArgs;
 use crate::config::Config;
 use crate::data_dir::DataDir;
+use crate::one_thread;
 use crate::{clock, output, terminal};
 
 /// Runs the command.
@@ -25,10 +26,7 @@ use crate::{clock, output, terminal};
 /// When no platform runs on the data directory, or it does not answer at the beginning.
 pub(crate) fn run(config: &Config, args: &TopArgs) -> Result<ExitCode> {
     let dir = DataDir::existing(&config.data_dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     let done = runtime.block_on(async {
         if args.json {
             let mut sandboxes = look(&dir, args).await?;

@@ -33,6 +33,7 @@ use crate::args::{RegistryArgs, TransferCommand};
 use crate::config::Config;
 use crate::config::builds::registry_authorities;
 use crate::data_dir::DataDir;
+use crate::one_thread;
 use crate::operator::{ask, decode, exchange, read};
 use crate::output::mib;
 use crate::output::{self, Format};
@@ -41,11 +42,7 @@ use crate::output::{self, Format};
 const PIECE: usize = 128 << 10;
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
-    runtime.block_on(work)
+    one_thread::runtime()?.block_on(work)
 }
 
 /// Runs `template push` and `pull`.

@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::database::open_store;
 use crate::master_key::{self, KeySource};
+use crate::one_thread;
 use crate::operator::exchange;
 use crate::output;
 use crate::output::mib;
@@ -55,10 +56,7 @@ fn now() -> jiff::Timestamp {
 /// When none runs, something cannot be read or written, or templates lack layers and `skip_missing` is not set.
 pub(super) fn run(config: &Config, file: Option<PathBuf>, to: &Path, skip_missing: bool) -> Result<ExitCode> {
     let dir = DataDir::existing(&config.data_dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     let made = runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let mut backup = Backup {

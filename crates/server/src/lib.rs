@@ -23,6 +23,7 @@ pub mod clock;
 mod creation;
 mod dashboard;
 mod deadlines;
+mod exchange;
 mod health;
 mod ids;
 mod injections;

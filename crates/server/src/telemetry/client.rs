@@ -1,41 +1,30 @@
 //! Sends one export to the receiver.
 //!
-//! Each export has a connection of its own, redirects are not followed, the environment has no say (no proxy), and of the
-//! answer a bounded part is read. Everything takes a bounded time. Nothing that the receiver writes reaches the log.
+//! Of the body of the answer a bounded part is read. Everything takes a bounded time. Nothing that the receiver writes reaches
+//! the log.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
 use prost::Message as _;
-use proxy::egress::host_roots;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
+use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use super::message::ExportResponse;
 use super::settings::{Endpoint, TelemetrySettings};
+use crate::exchange::{self, Answered};
 
 /// How long an export may take, from looking up the host to the end of the answer.
 const EXCHANGE_BOUND: Duration = Duration::from_secs(10);
-/// Maximum number of headers of an answer.
-const HEADERS_MAX: usize = 100;
-/// Maximum size of the head of an answer, in bytes.
-const HEAD_MAX: usize = 16 << 10;
 /// How much of the body of an answer is read, in bytes. What is needed of it takes twenty.
 const BODY_MAX: usize = 16 << 10;
 /// Longest pause that a receiver may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
-const AGENT: &str = concat!("ringfence/", env!("CARGO_PKG_VERSION"));
 
 /// Why an export was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +79,7 @@ impl fmt::Display for ExportError {
 pub(super) struct ExportClient {
     endpoint: Endpoint,
     headers: HeaderMap,
-    roots: Arc<RootCertStore>,
+    authorities: Vec<CertificateDer<'static>>,
     connector: OnceLock<TlsConnector>,
 }
 
@@ -104,17 +93,10 @@ impl fmt::Debug for ExportClient {
 
 impl ExportClient {
     pub(super) fn new(settings: TelemetrySettings) -> Self {
-        let roots = if settings.authorities.is_empty() {
-            Arc::clone(host_roots())
-        } else {
-            let mut roots = RootCertStore::clone(host_roots());
-            roots.add_parsable_certificates(settings.authorities);
-            Arc::new(roots)
-        };
         Self {
             endpoint: settings.endpoint,
             headers: settings.headers,
-            roots,
+            authorities: settings.authorities,
             connector: OnceLock::new(),
         }
     }
@@ -132,63 +114,27 @@ impl ExportClient {
         let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
             .await
             .map_err(|_| ExportError::Connect)?;
-        let request = self.request(body);
-        if !endpoint.is_tls {
-            return ask(stream, request).await;
-        }
-        let name = ServerName::try_from(endpoint.host.clone()).map_err(|_| ExportError::Tls)?;
-        let stream = self.connector().connect(name, stream).await;
-        ask(stream.map_err(|_| ExportError::Tls)?, request).await
-    }
-
-    fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
-        let length = body.len();
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.endpoint.path.clone();
-        *request.headers_mut() = self.headers.clone();
-        for (name, value) in [
-            (header::HOST, self.endpoint.authority.clone()),
-            (header::CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf")),
-            (header::CONTENT_LENGTH, HeaderValue::from(length)),
-            (header::USER_AGENT, HeaderValue::from_static(AGENT)),
-            (header::CONNECTION, HeaderValue::from_static("close")),
-        ] {
-            request.headers_mut().insert(name, value);
-        }
-        request
-    }
-
-    fn connector(&self) -> &TlsConnector {
-        self.connector.get_or_init(|| {
-            let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .expect("the provider has the usual versions")
-                .with_root_certificates(Arc::clone(&self.roots))
-                .with_no_client_auth();
-            TlsConnector::from(Arc::new(config))
-        })
+        let (target, authority) = (endpoint.path.clone(), endpoint.authority.clone());
+        let request = exchange::post(target, authority, "application/x-protobuf", self.headers.clone(), body);
+        let answered = if endpoint.is_tls {
+            let name = ServerName::try_from(endpoint.host.clone()).map_err(|_| ExportError::Tls)?;
+            let connector = self.connector.get_or_init(|| exchange::connector(&self.authorities));
+            let stream = connector.connect(name, stream).await;
+            exchange::ask(stream.map_err(|_| ExportError::Tls)?, request).await
+        } else {
+            exchange::ask(stream, request).await
+        };
+        accepted(answered.map_err(|_| ExportError::Answer)?).await
     }
 }
 
-/// Sends a request on a connection of its own, and reads as much of the answer as matters.
-async fn ask<S>(stream: S, request: Request<Full<Bytes>>) -> Result<u64, ExportError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) = http1::Builder::new()
-        .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_MAX)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|_| ExportError::Answer)?;
-    // Aborted when this returns, whatever of the answer is left.
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move {
-        // Its errors are also those of the request.
-        let _ = connection.await;
-    });
-    let answer = sender.send_request(request).await.map_err(|_| ExportError::Answer)?;
+/// Reads as much of an answer as matters.
+async fn accepted(answered: Answered) -> Result<u64, ExportError> {
+    // The connection is cut when this returns, whatever of the answer is left.
+    let Answered {
+        answer,
+        connection: _connection,
+    } = answered;
     let status = answer.status();
     if !status.is_success() {
         return Err(ExportError::Status {
@@ -211,6 +157,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     #[test]

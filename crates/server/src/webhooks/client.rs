@@ -1,8 +1,7 @@
 //! Sends one event to a receiver.
 //!
 //! Each attempt looks up the host once, judges all of its addresses, and connects to one of those that were judged: no name
-//! is looked up again in between. Redirects are not followed, the environment has no say (no proxy), one connection serves
-//! one request, and of the answer only the head is read, within bounds. Everything takes a bounded time.
+//! is looked up again in between. Of the answer only the head is read. Everything takes a bounded time.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,20 +9,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use http_body_util::Full;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use proxy::egress::host_roots;
-use rustls::crypto::aws_lc_rs;
+use http::{HeaderMap, HeaderValue, StatusCode};
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use super::receiver::{ReceiverRules, ReceiverUrl};
+use crate::exchange;
 
 /// How long an attempt may take once the addresses of the host are known.
 const EXCHANGE_BOUND: Duration = Duration::from_secs(10);
@@ -33,11 +25,6 @@ pub(super) const LOOKUP_BOUND: Duration = Duration::from_secs(45);
 const CONNECT_BOUND: Duration = Duration::from_secs(4);
 /// How many addresses of a host are tried.
 const TRIED_MAX: usize = 3;
-/// Maximum number of headers of an answer.
-const HEADERS_MAX: usize = 100;
-/// Maximum size of the head of an answer, in bytes.
-const HEAD_MAX: usize = 16 << 10;
-const AGENT: &str = concat!("ringfence/", env!("CARGO_PKG_VERSION"));
 
 /// Why an event was not received, if there was no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,26 +104,19 @@ impl EventClient {
         body: Bytes,
     ) -> Result<StatusCode, SendError> {
         let stream = connect(url.port, addresses).await?;
-        let request = request(url, headers, body)?;
-        if !url.is_tls {
-            return ask(stream, request).await;
-        }
-        let name = ServerName::try_from(url.host.clone()).map_err(|_| SendError::Tls)?;
-        let stream = self.connector().connect(name, stream).await;
-        ask(stream.map_err(|_| SendError::Tls)?, request).await
-    }
-
-    fn connector(&self) -> &TlsConnector {
-        self.connector.get_or_init(|| {
-            let mut roots = RootCertStore::clone(host_roots());
-            roots.add_parsable_certificates(self.authorities.iter().cloned());
-            let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-                .with_safe_default_protocol_versions()
-                .expect("the provider has the usual versions")
-                .with_root_certificates(roots)
-                .with_no_client_auth();
-            TlsConnector::from(Arc::new(config))
-        })
+        let target = url.path.parse().map_err(|_| SendError::Refused)?;
+        let authority = HeaderValue::from_str(&url.authority).map_err(|_| SendError::Refused)?;
+        let request = exchange::post(target, authority, "application/json", headers, body);
+        let answered = if url.is_tls {
+            let name = ServerName::try_from(url.host.clone()).map_err(|_| SendError::Tls)?;
+            let connector = self.connector.get_or_init(|| exchange::connector(&self.authorities));
+            let stream = connector.connect(name, stream).await;
+            exchange::ask(stream.map_err(|_| SendError::Tls)?, request).await
+        } else {
+            exchange::ask(stream, request).await
+        };
+        let answered = answered.map_err(|_| SendError::Answer)?;
+        Ok(answered.answer.status())
     }
 }
 
@@ -164,48 +144,4 @@ async fn connect(port: u16, addresses: &[IpAddr]) -> Result<TcpStream, SendError
         }
     }
     Err(last)
-}
-
-fn request(url: &ReceiverUrl, headers: HeaderMap, body: Bytes) -> Result<Request<Full<Bytes>>, SendError> {
-    let length = body.len();
-    let mut request = Request::new(Full::new(body));
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = url.path.parse().map_err(|_| SendError::Refused)?;
-    *request.headers_mut() = headers;
-    let host = HeaderValue::from_str(&url.authority).map_err(|_| SendError::Refused)?;
-    request.headers_mut().insert(header::HOST, host);
-    request
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    request
-        .headers_mut()
-        .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-    request
-        .headers_mut()
-        .insert(header::USER_AGENT, HeaderValue::from_static(AGENT));
-    request
-        .headers_mut()
-        .insert(header::CONNECTION, HeaderValue::from_static("close"));
-    Ok(request)
-}
-
-/// Sends a request on a connection of its own, and reads the head of the answer.
-async fn ask<S>(stream: S, request: Request<Full<Bytes>>) -> Result<StatusCode, SendError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) = http1::Builder::new()
-        .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_MAX)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|_| SendError::Answer)?;
-    // Aborted when this returns, whatever of the answer is left.
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move {
-        // Its errors are also those of the request.
-        let _ = connection.await;
-    });
-    let answer = sender.send_request(request).await.map_err(|_| SendError::Answer)?;
-    Ok(answer.status())
 }

@@ -1,0 +1,99 @@
+//! One HTTP request to a server of somebody else, on a connection of its own: for webhooks and for exports of traces.
+//!
+//! How the connection was made, and to whom it may be made, is the caller's. Redirects are not followed, the environment has no
+//! say (no proxy), and what is read of the head of an answer is bounded.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use proxy::egress::host_roots;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+/// Maximum number of headers of an answer.
+const HEADERS_MAX: usize = 100;
+/// Maximum size of the head of an answer, in bytes.
+const HEAD_MAX: usize = 16 << 10;
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("ringfence/", env!("CARGO_PKG_VERSION")));
+/// The request is the last one of its connection.
+const CLOSE: HeaderValue = HeaderValue::from_static("close");
+
+/// A connector that trusts the issuers of the host, and others.
+pub(crate) fn connector(authorities: &[CertificateDer<'static>]) -> TlsConnector {
+    let roots = if authorities.is_empty() {
+        Arc::clone(host_roots())
+    } else {
+        let mut roots = RootCertStore::clone(host_roots());
+        roots.add_parsable_certificates(authorities.iter().cloned());
+        Arc::new(roots)
+    };
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("the provider has the usual versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    TlsConnector::from(Arc::new(config))
+}
+
+/// A POST request. Its own headers replace those of `headers`.
+pub(crate) fn post(
+    target: Uri,
+    authority: HeaderValue,
+    content_type: &'static str,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Request<Full<Bytes>> {
+    let own: [(HeaderName, HeaderValue); 5] = [
+        (header::HOST, authority),
+        (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (header::CONTENT_LENGTH, HeaderValue::from(body.len())),
+        (header::USER_AGENT, AGENT),
+        (header::CONNECTION, CLOSE),
+    ];
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = target;
+    *request.headers_mut() = headers;
+    for (name, value) in own {
+        request.headers_mut().insert(name, value);
+    }
+    request
+}
+
+/// An answer whose body was not read. Its connection is cut when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) answer: Response<Incoming>,
+    pub(crate) connection: JoinSet<()>,
+}
+
+/// Sends a request, and reads the head of the answer.
+///
+/// # Errors
+/// When there is none, or it is not one of HTTP.
+pub(crate) async fn ask<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Answered, hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, driver) = http1::Builder::new()
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_MAX)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    let mut connection = JoinSet::new();
+    connection.spawn(async move {
+        // Its errors are also those of the request.
+        let _ = driver.await;
+    });
+    let answer = sender.send_request(request).await?;
+    Ok(Answered { answer, connection })
+}

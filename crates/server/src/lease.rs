@@ -7,7 +7,8 @@
 //! is gone, and takes the lease immediately. A copied data directory, or one whose machine was restarted, has another
 //! owner id and waits until the lease expires.
 //!
-//! Requests never check the lease.
+//! Requests never check the lease. The statements that change rows do: each names the number of the acquisition, so what a
+//! server does after it has lost the lease, and before it knows, changes nothing.
 
 use std::time::Duration;
 
@@ -100,7 +101,7 @@ impl NodeLease {
                 expired_us: now_us.max(watched_us.unwrap_or(now_us)),
             };
             let held = match store.node_lease_acquire(&request).await? {
-                LeaseOutcome::Acquired => return Ok(Self::with_renewal(store, identity, clock)),
+                LeaseOutcome::Acquired { epoch } => return Ok(Self::with_renewal(store, identity, epoch, clock)),
                 LeaseOutcome::Held(held) => held,
             };
             match (&first_seen, &held.lease) {
@@ -124,10 +125,10 @@ impl NodeLease {
         }
     }
 
-    fn with_renewal(store: &Store, identity: NodeIdentity, clock: Clock) -> Self {
+    fn with_renewal(store: &Store, identity: NodeIdentity, epoch: i64, clock: Clock) -> Self {
         let stop = CancellationToken::new();
         let lease = Self {
-            rows: store.of_node(identity.id),
+            rows: store.of_node(identity.id, epoch),
             owner: identity.owner,
             lost: CancellationToken::new(),
             renewal: TaskTracker::new(),

@@ -60,6 +60,13 @@ pub enum StoreError {
         #[source]
         source: Failure,
     },
+    /// The lease of the node was acquired again, by another server or a later start of this one, which manages the rows of
+    /// the node now. Nothing was changed.
+    #[error("another server manages this node now: {what}")]
+    LeaseLost {
+        /// The operation.
+        what: &'static str,
+    },
     /// A stored value is not one that this program writes.
     #[error("invalid value in column {column} of {table}")]
     Corrupt {

@@ -119,7 +119,7 @@ impl NodeRows {
             let claim = sqlx::query(concat!(
                 "INSERT INTO idempotency_keys (",
                 columns!(),
-                ") VALUES ($1, $2, $3, $4, $5, NULL, NULL, $6, $7, $8) ON CONFLICT (team_id, key) DO UPDATE SET \
+                ") SELECT $1, $2, $3, $4, $5, NULL, NULL, $6, $7, id FROM nodes WHERE lease_key = $8 ON CONFLICT (team_id, key) DO UPDATE SET \
                  body_hash = excluded.body_hash, state = excluded.state, sandbox_id = excluded.sandbox_id, \
                  status = NULL, answer_json = NULL, created_us = excluded.created_us, \
                  expires_us = excluded.expires_us, node_id = excluded.node_id \
@@ -132,10 +132,11 @@ impl NodeRows {
             .bind(new.sandbox_id.as_str())
             .bind(new.created_us)
             .bind(new.expires_us)
-            .bind(self.node.as_str());
+            .bind(self.lease_key.clone());
             if self.store.db.write("idempotency key", WHAT, claim).await? > 0 {
                 return Ok(Claim::Acquired);
             }
+            self.check_lease(WHAT).await?;
             // The owner may have abandoned it in between; then it is free again.
             if let Some(row) = self.store.idempotency_by_key(&new.team_id, &new.key).await? {
                 return Ok(Claim::Existing(row));

@@ -26,6 +26,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0012_snapshots.sql"),
     include_str!("migrations/0013_forks.sql"),
     include_str!("migrations/0014_events.sql"),
+    include_str!("migrations/0015_lease_epochs.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

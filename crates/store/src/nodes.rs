@@ -5,6 +5,12 @@
 //! was not released expires after its time; the same owner, as recorded in its data directory, can acquire it again
 //! immediately.
 //!
+//! Each acquisition has a number of its own, the epoch of the lease. A server that was stopped for longer than its lease, as
+//! when its machine was suspended, does not know yet that another one has the lease; so every statement of [`NodeRows`] that
+//! changes a row names the lease with its epoch, and changes nothing once there is a later one. A statement that runs while
+//! the lease is acquired may still be committed; it is older than the list of rows that its new owner reads, or the new owner
+//! finds another version of the row than it read.
+//!
 //! Invariant: every operation that changes a sandbox, or lists sandboxes in order to change them, is a method of
 //! [`NodeRows`] and names the node in its SQL. Reads for clients are methods of [`Store`] and see every node.
 
@@ -23,6 +29,8 @@ pub struct NodeRow {
     pub name: String,
     /// When it was first seen, in microseconds since the Unix epoch.
     pub created_us: i64,
+    /// How often its lease was acquired.
+    pub epoch: i64,
     /// Its lease; none after a release. It may have expired.
     pub lease: Option<Lease>,
 }
@@ -56,7 +64,10 @@ pub struct LeaseRequest {
 #[must_use]
 pub enum LeaseOutcome {
     /// The caller has the lease.
-    Acquired,
+    Acquired {
+        /// The number of this acquisition; a later one has a higher number.
+        epoch: i64,
+    },
     /// Another owner has the lease; this is the node as it is now.
     Held(NodeRow),
 }
@@ -66,6 +77,33 @@ pub enum LeaseOutcome {
 pub struct NodeRows {
     pub(crate) store: Store,
     pub(crate) node: NodeId,
+    epoch: i64,
+    /// What the node's row has in `lease_key` while the lease is that of the caller.
+    pub(crate) lease_key: String,
+}
+
+/// The id of a node while its lease has the key that is given as an argument, and NULL from then on.
+macro_rules! held {
+    ($argument:literal) => {
+        concat!("(SELECT id FROM nodes WHERE lease_key = ", $argument, ")")
+    };
+}
+pub(crate) use held;
+
+/// Decoded from the row of a node whose existence is all that matters.
+struct Held;
+
+impl FromColumns for Held {
+    const TABLE: &'static str = "nodes";
+
+    fn from_columns(_: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self)
+    }
+}
+
+/// The text that stands in the row of a node for one acquisition of its lease. The database makes the same.
+fn lease_key(node: &NodeId, epoch: i64) -> String {
+    format!("{node}.{epoch}")
 }
 
 impl NodeRows {
@@ -73,6 +111,33 @@ impl NodeRows {
     #[must_use]
     pub fn node(&self) -> &NodeId {
         &self.node
+    }
+
+    /// The number of the acquisition of the lease.
+    #[must_use]
+    pub fn epoch(&self) -> i64 {
+        self.epoch
+    }
+
+    /// Finds out whether a statement changed nothing because the lease is another server's.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] then, and when the database fails.
+    pub(crate) async fn check_lease(&self, what: &'static str) -> Result<(), StoreError> {
+        let query = sqlx::query("SELECT id FROM nodes WHERE lease_key = $1").bind(self.lease_key.clone());
+        let held = self.store.db.read_optional::<Held>(what, query).await?;
+        held.map(|Held| ()).ok_or(StoreError::LeaseLost { what })
+    }
+
+    /// The outcome of a statement that stores a row for the holder of the lease, and has stored `stored` rows.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when that is none.
+    pub(crate) fn expect_lease(&self, stored: u64, what: &'static str) -> Result<(), StoreError> {
+        if stored == 0 {
+            return Err(StoreError::LeaseLost { what });
+        }
+        Ok(())
     }
 
     /// Waits until all changes so far survive a loss of power. Changes of sandboxes do not wait for the disk, because
@@ -109,19 +174,38 @@ impl FromColumns for NodeRow {
             id: columns.id("id")?,
             name: columns.text("name")?,
             created_us: columns.int("created_us")?,
+            epoch: columns.int("lease_epoch")?,
             lease: owner.map(|owner| Lease { owner, until_us }),
         })
     }
 }
 
 impl Store {
-    /// The rows of a node. The caller must have the node's lease.
+    /// The rows of a node, for the caller that has acquired its lease with this `epoch`. With another one, such as 0, which no
+    /// acquisition has, they can be read, and changes fail.
     #[must_use]
-    pub fn of_node(&self, node: NodeId) -> NodeRows {
+    pub fn of_node(&self, node: NodeId, epoch: i64) -> NodeRows {
         NodeRows {
             store: self.clone(),
+            lease_key: lease_key(&node, epoch),
             node,
+            epoch,
         }
+    }
+
+    /// The rows of a node in a copy of a database that nobody else uses: its lease is free in the copy from now on.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn of_node_in_copy(&self, node: NodeId) -> Result<NodeRows, StoreError> {
+        let query = sqlx::query(
+            "UPDATE nodes SET lease_owner = NULL, lease_until_us = 0, lease_epoch = lease_epoch + 1, \
+             lease_key = id || '.' || CAST(lease_epoch + 1 AS TEXT) WHERE id = $1 \
+             RETURNING id, name, created_us, lease_owner, lease_until_us, lease_epoch",
+        )
+        .bind(node.as_str());
+        let row: Option<NodeRow> = self.db.write_returning("take the lease in a copy", query).await?;
+        Ok(self.of_node(node, row.map_or(0, |row| row.epoch)))
     }
 
     /// Acquires the lease of a node unless another owner has it. Rows without a node, written by a version that did not
@@ -134,11 +218,14 @@ impl Store {
         storable("host name", &request.name)?;
         loop {
             let mut tx = self.db.begin(WHAT).await?;
-            let taken = sqlx::query(
-                "INSERT INTO nodes (id, name, created_us, lease_owner, lease_until_us) VALUES ($1, $2, $3, $4, $5) \
+            let rows = sqlx::query(
+                "INSERT INTO nodes (id, name, created_us, lease_owner, lease_until_us, lease_epoch, lease_key) \
+                 VALUES ($1, $2, $3, $4, $5, 1, $7) \
                  ON CONFLICT (id) DO UPDATE SET name = excluded.name, lease_owner = excluded.lease_owner, \
-                 lease_until_us = excluded.lease_until_us WHERE nodes.lease_owner IS NULL \
-                 OR nodes.lease_owner = excluded.lease_owner OR nodes.lease_until_us <= $6",
+                 lease_until_us = excluded.lease_until_us, lease_epoch = nodes.lease_epoch + 1, \
+                 lease_key = nodes.id || '.' || CAST(nodes.lease_epoch + 1 AS TEXT) WHERE nodes.lease_owner IS NULL \
+                 OR nodes.lease_owner = excluded.lease_owner OR nodes.lease_until_us <= $6 \
+                 RETURNING id, name, created_us, lease_owner, lease_until_us, lease_epoch",
             )
             .bind(request.node.as_str())
             .bind(request.name.as_str())
@@ -146,10 +233,12 @@ impl Store {
             .bind(request.lease.owner.as_str())
             .bind(request.lease.until_us)
             .bind(request.expired_us)
-            .execute(&mut *tx)
+            .bind(lease_key(&request.node, 1))
+            .fetch_all(&mut *tx)
             .await
             .map_err(|error| classify(&error, "node", WHAT))?;
-            if taken.rows_affected() > 0 {
+            if let Some(row) = rows.first() {
+                let NodeRow { epoch, .. } = Columns::decode(row)?;
                 for sql in [
                     "UPDATE sandboxes SET node_id = $1 WHERE node_id IS NULL",
                     "UPDATE idempotency_keys SET node_id = $1 WHERE node_id IS NULL",
@@ -161,7 +250,7 @@ impl Store {
                         .map_err(|error| classify(&error, "node", WHAT))?;
                 }
                 tx.commit().await.map_err(|error| classify(&error, "node", WHAT))?;
-                return Ok(LeaseOutcome::Acquired);
+                return Ok(LeaseOutcome::Acquired { epoch });
             }
             tx.commit().await.map_err(|error| classify(&error, "node", WHAT))?;
             // The node may have been removed in between; then its lease is free.
@@ -190,7 +279,7 @@ impl Store {
     /// When the database fails.
     pub async fn node_lease_release(&self, node: &NodeId, owner: &OwnerId) -> Result<bool, StoreError> {
         let query =
-            sqlx::query("UPDATE nodes SET lease_owner = NULL, lease_until_us = 0 WHERE id = $1 AND lease_owner = $2")
+            sqlx::query("UPDATE nodes SET lease_owner = NULL, lease_until_us = 0, lease_key = NULL WHERE id = $1 AND lease_owner = $2")
                 .bind(node.as_str())
                 .bind(owner.as_str());
         let changed = self.db.write("node", "release the lease of a node", query).await?;
@@ -217,8 +306,10 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn node_by_id(&self, id: &NodeId) -> Result<Option<NodeRow>, StoreError> {
-        let query = sqlx::query("SELECT id, name, created_us, lease_owner, lease_until_us FROM nodes WHERE id = $1")
-            .bind(id.as_str());
+        let query = sqlx::query(
+            "SELECT id, name, created_us, lease_owner, lease_until_us, lease_epoch FROM nodes WHERE id = $1",
+        )
+        .bind(id.as_str());
         self.db.read_optional("find a node", query).await
     }
 }

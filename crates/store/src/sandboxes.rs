@@ -25,7 +25,7 @@ pub use self::row::SandboxRow;
 use self::row::columns;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
-use crate::nodes::NodeRows;
+use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
 use crate::{Change, Store};
 
@@ -162,8 +162,9 @@ impl NodeRows {
         let query = sqlx::query(concat!(
             "INSERT INTO sandboxes (",
             columns!(),
-            ", injections_sealed, environment_sealed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
-             $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)"
+            ", injections_sealed, environment_sealed) SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
+             $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, id, $25, $26, $27, $28, $29, $30, $31 \
+             FROM nodes WHERE lease_key = $24"
         ))
         .bind(row.id.as_str())
         .bind(row.team_id.as_str())
@@ -188,7 +189,7 @@ impl NodeRows {
         .bind(row.network_json.as_deref())
         .bind(row.lifecycle_json.as_deref())
         .bind(row.created_us)
-        .bind(self.node.as_str())
+        .bind(self.lease_key.clone())
         .bind(row.paused_us)
         .bind(row.kept.map(Kept::as_str))
         .bind(row.kept_bytes)
@@ -196,7 +197,9 @@ impl NodeRows {
         .bind(row.authority_of.as_ref().map(SandboxId::as_str))
         .bind(injections.as_ref().map(SealedSecret::as_str))
         .bind(environment.as_ref().map(SealedSecret::as_str));
-        self.store.db.write("sandbox", "insert a sandbox", query).await?;
+        const WHAT: &str = "insert a sandbox";
+        let stored = self.store.db.write("sandbox", WHAT, query).await?;
+        self.expect_lease(stored, WHAT)?;
         Ok(row)
     }
 
@@ -233,14 +236,17 @@ impl NodeRows {
         static STATEMENT: LazyLock<String> = LazyLock::new(|| {
             update_settings(
                 "end_us = $3, version = version + 1",
-                "id = $1 AND version = COALESCE($2, version) AND node_id = $4",
+                concat!(
+                    "id = $1 AND version = COALESCE($2, version) AND node_id = ",
+                    held!("$4")
+                ),
             )
         });
         let query = sqlx::query(STATEMENT.as_str())
             .bind(id.as_str())
             .bind(from_version)
             .bind(end_us)
-            .bind(self.node.as_str());
+            .bind(self.lease_key.clone());
         self.change_row(id, "set the deadline of a sandbox", query).await
     }
 
@@ -254,13 +260,13 @@ impl NodeRows {
             update_settings(
                 "version = CASE WHEN end_us < $2 THEN version + 1 ELSE version END, \
                  end_us = CASE WHEN end_us < $2 THEN $2 ELSE end_us END",
-                "id = $1 AND node_id = $3",
+                concat!("id = $1 AND node_id = ", held!("$3")),
             )
         });
         let query = sqlx::query(STATEMENT.as_str())
             .bind(id.as_str())
             .bind(end_us)
-            .bind(self.node.as_str());
+            .bind(self.lease_key.clone());
         self.change_row(id, "extend the deadline of a sandbox", query).await
     }
 
@@ -279,7 +285,7 @@ impl NodeRows {
         static STATEMENT: LazyLock<String> = LazyLock::new(|| {
             update_settings(
                 "network_json = $3, allow_internet_access = $4, version = version + 1",
-                "id = $1 AND version = $2 AND node_id = $5",
+                concat!("id = $1 AND version = $2 AND node_id = ", held!("$5")),
             )
         });
         let query = sqlx::query(STATEMENT.as_str())
@@ -287,7 +293,7 @@ impl NodeRows {
             .bind(from_version)
             .bind(network_json)
             .bind(allow_internet_access.map(i64::from))
-            .bind(self.node.as_str());
+            .bind(self.lease_key.clone());
         self.change_row(id, "set the network of a sandbox", query).await
     }
 
@@ -305,14 +311,14 @@ impl NodeRows {
         static STATEMENT: LazyLock<String> = LazyLock::new(|| {
             update_settings(
                 "injections_sealed = $3, version = version + 1",
-                "id = $1 AND version = $2 AND node_id = $4",
+                concat!("id = $1 AND version = $2 AND node_id = ", held!("$4")),
             )
         });
         let query = sqlx::query(STATEMENT.as_str())
             .bind(id.as_str())
             .bind(from_version)
             .bind(injections.map(SealedSecret::as_str))
-            .bind(self.node.as_str());
+            .bind(self.lease_key.clone());
         self.change_row(id, "set the injections of a sandbox", query).await
     }
 
@@ -339,16 +345,24 @@ impl NodeRows {
         const WHAT: &str = "delete a sandbox";
         let mut tx = self.store.db.begin(WHAT).await?;
         let delete = concat!(
-            "DELETE FROM sandboxes WHERE id = $1 AND node_id = $2 RETURNING ",
+            "DELETE FROM sandboxes WHERE id = $1 AND node_id = ",
+            held!("$2"),
+            " RETURNING ",
             columns!()
         );
         let rows = sqlx::query(delete)
             .bind(id.as_str())
-            .bind(self.node.as_str())
+            .bind(self.lease_key.clone())
             .fetch_all(&mut *tx)
             .await
             .map_err(|error| classify(&error, "sandbox", WHAT))?;
         let row: Option<SandboxRow> = rows.first().map(Columns::decode).transpose()?;
+        if row.is_none() {
+            // Rolls back what changed nothing.
+            drop(tx);
+            self.check_lease(WHAT).await?;
+            return Ok(None);
+        }
         if let Some(row) = row.as_ref().filter(|row| row.state != State::Creating) {
             sqlx::query(
                 "UPDATE templates SET spawn_count = spawn_count + 1, \

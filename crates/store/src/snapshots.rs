@@ -1,6 +1,6 @@
 //! Snapshots of sandboxes: templates of a team, each of whose builds was made of a sandbox and is ready from the start.
 
-use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId};
+use model::id::{BuildId, SandboxId, TeamId, TemplateId};
 
 use crate::db::{Query, Transaction};
 use crate::error::{StoreError, classify};
@@ -137,10 +137,9 @@ fn use_of(named: Option<&Named>) -> NameUse {
     }
 }
 
-async fn execute(tx: &mut Transaction, row: &'static str, query: Query) -> Result<(), StoreError> {
+async fn execute(tx: &mut Transaction, row: &'static str, query: Query) -> Result<u64, StoreError> {
     let done = query.execute(&mut **tx).await;
-    done.map_err(|error| classify(&error, row, WHAT))?;
-    Ok(())
+    Ok(done.map_err(|error| classify(&error, row, WHAT))?.rows_affected())
 }
 
 impl Store {
@@ -251,7 +250,7 @@ impl NodeRows {
         let query = sqlx::query(
             "INSERT INTO builds (id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, \
              created_us, started_us, finished_us, node_id, sandbox_id) \
-             VALUES ($1, $2, 'ready', $3, $4, $5, $6, $7, $8, $8, $9, $10, $11)",
+             SELECT $1, $2, 'ready', $3, $4, $5, $6, $7, $8, $8, $9, id, $11 FROM nodes WHERE lease_key = $10",
         )
         .bind(new.build.as_str())
         .bind(template.as_str())
@@ -262,9 +261,10 @@ impl NodeRows {
         .bind(new.spec_json.clone())
         .bind(new.started_us)
         .bind(new.now_us)
-        .bind(NodeId::as_str(&self.node))
+        .bind(self.lease_key.clone())
         .bind(new.sandbox.as_str());
-        execute(&mut tx, "build", query).await?;
+        let stored = execute(&mut tx, "build", query).await?;
+        self.expect_lease(stored, WHAT)?;
         if !tags::assign(&mut tx, &template, &new.build, &new.tag, new.now_us).await? {
             return Ok(SnapshotStored::TooManyTags);
         }

@@ -225,7 +225,13 @@ impl Backup<'_> {
         } else {
             store.clone()
         };
-        let rows = snapshot.of_node(node);
+        let rows = if is_included {
+            let rows = snapshot.of_node_in_copy(node).await;
+            rows.context("take the lease of this node in the copy")?
+        } else {
+            // Of the database itself nothing is changed.
+            snapshot.of_node(node, 0)
+        };
         self.copy_own_files(file).await?;
         self.copy_sandboxes(&rows, &store).await?;
         self.copy_memories(&rows).await?;

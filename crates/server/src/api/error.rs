@@ -187,6 +187,12 @@ impl From<StoreError> for ApiError {
                 .code("internal_server_error")
                 .retry_after(FULL_AFTER_S)
                 .caused_by(error),
+            StoreError::LeaseLost { .. } => {
+                let message = "another server manages this node now; this one is ending";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                    .code("internal_server_error")
+                    .caused_by(error)
+            }
             StoreError::Conflict { .. }
             | StoreError::Dangling { .. }
             | StoreError::UnsupportedCharacter { .. }

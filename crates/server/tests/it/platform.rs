@@ -85,6 +85,8 @@ pub(crate) struct TestPlatform {
     adjust: fn(&mut ServerSettings),
     /// The number of its node.
     n: u8,
+    /// The number of the acquisition of its lease.
+    epoch: i64,
 }
 
 pub(crate) fn team(n: u8) -> TeamId {
@@ -274,6 +276,8 @@ impl TestPlatform {
         let stop = CancellationToken::new();
         let lease = NodeLease::take(&store, host(n), settings.clock.clone()).await;
         let lease = lease.expect("a lease");
+        let row = store.node_by_id(&host(n).id).await.expect("a database");
+        let epoch = row.expect("a row of the node").epoch;
         let server = Server::start(listener, lease, super::reached(&node), settings, stop.clone())
             .await
             .expect("a server");
@@ -291,6 +295,7 @@ impl TestPlatform {
             directory,
             adjust,
             n,
+            epoch,
         }
     }
 
@@ -303,7 +308,7 @@ impl TestPlatform {
 
     /// The rows of this platform's node.
     pub(crate) fn rows(&self) -> NodeRows {
-        self.store.of_node(host(self.n).id)
+        self.store.of_node(host(self.n).id, self.epoch)
     }
 
     /// Stops the server and starts another one on the same database. Running sandboxes keep running.

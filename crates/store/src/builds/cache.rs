@@ -5,7 +5,7 @@ use model::id::{LayerId, TeamId};
 
 use crate::Store;
 use crate::error::StoreError;
-use crate::nodes::NodeRows;
+use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
 
 /// What a step left behind.
@@ -65,11 +65,13 @@ impl NodeRows {
         now_us: i64,
     ) -> Result<Option<CachedLayerRow>, StoreError> {
         storable("key of a layer", key)?;
-        let query = sqlx::query(
-            "UPDATE layer_cache SET used_us = $4 WHERE node_id = $1 AND team_id = $2 AND key = $3 \
-             RETURNING layer_id, bytes, state_json",
-        )
-        .bind(self.node.as_str())
+        let query = sqlx::query(concat!(
+            "UPDATE layer_cache SET used_us = $4 WHERE node_id = ",
+            held!("$1"),
+            " AND team_id = $2 AND key = $3 \
+             RETURNING layer_id, bytes, state_json"
+        ))
+        .bind(self.lease_key.clone())
         .bind(team.as_str())
         .bind(key)
         .bind(now_us);
@@ -91,22 +93,20 @@ impl NodeRows {
         storable("state of a layer", &row.state_json)?;
         let query = sqlx::query(
             "INSERT INTO layer_cache (node_id, team_id, key, layer_id, bytes, state_json, used_us) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (node_id, team_id, key) DO UPDATE SET \
+             SELECT id, $2, $3, $4, $5, $6, $7 FROM nodes WHERE lease_key = $1 ON CONFLICT (node_id, team_id, key) DO UPDATE SET \
              layer_id = excluded.layer_id, bytes = excluded.bytes, state_json = excluded.state_json, \
              used_us = excluded.used_us",
         )
-        .bind(self.node.as_str())
+        .bind(self.lease_key.clone())
         .bind(team.as_str())
         .bind(key)
         .bind(row.layer.as_str())
         .bind(row.bytes)
         .bind(row.state_json.as_str())
         .bind(now_us);
-        self.store
-            .db
-            .write_durably("cached layer", "store a cached layer", query)
-            .await?;
-        Ok(())
+        const WHAT: &str = "store a cached layer";
+        let stored = self.store.db.write_durably("cached layer", WHAT, query).await?;
+        self.expect_lease(stored, WHAT)
     }
 
     /// Removes the entries that were not used since a time, and then those that were used longest ago until the layers
@@ -115,12 +115,16 @@ impl NodeRows {
     /// # Errors
     /// When the database fails.
     pub async fn layer_cache_purge(&self, unused_since_us: i64, most_bytes: i64) -> Result<u64, StoreError> {
-        let query = sqlx::query(
-            "DELETE FROM layer_cache WHERE node_id = $1 AND (used_us < $2 OR (team_id, key) IN (\
+        let query = sqlx::query(concat!(
+            "DELETE FROM layer_cache WHERE node_id = ",
+            held!("$1"),
+            " AND (used_us < $2 OR (team_id, key) IN (\
              SELECT team_id, key FROM (SELECT team_id, key, SUM(bytes) OVER (ORDER BY used_us DESC, team_id, key) \
-             AS total FROM layer_cache WHERE node_id = $1) sized WHERE total > $3))",
-        )
-        .bind(self.node.as_str())
+             AS total FROM layer_cache WHERE node_id = ",
+            held!("$1"),
+            ") sized WHERE total > $3))"
+        ))
+        .bind(self.lease_key.clone())
         .bind(unused_since_us)
         .bind(most_bytes);
         self.store.db.write("cached layer", "purge cached layers", query).await
@@ -131,9 +135,13 @@ impl NodeRows {
     /// # Errors
     /// When the database fails.
     pub async fn layer_cache_forget(&self, layer: &LayerId) -> Result<u64, StoreError> {
-        let query = sqlx::query("DELETE FROM layer_cache WHERE node_id = $1 AND layer_id = $2")
-            .bind(self.node.as_str())
-            .bind(layer.as_str());
+        let query = sqlx::query(concat!(
+            "DELETE FROM layer_cache WHERE node_id = ",
+            held!("$1"),
+            " AND layer_id = $2"
+        ))
+        .bind(self.lease_key.clone())
+        .bind(layer.as_str());
         self.store
             .db
             .write("cached layer", "forget a cached layer", query)

@@ -4,7 +4,7 @@ use model::id::TeamId;
 
 use crate::Store;
 use crate::error::StoreError;
-use crate::nodes::NodeRows;
+use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
 
 /// An uploaded archive with files of a template.
@@ -95,19 +95,17 @@ impl NodeRows {
     pub async fn template_file_put(&self, file: &FileRow, now_us: i64) -> Result<(), StoreError> {
         storable("hash of files", &file.hash)?;
         let query = sqlx::query(
-            "INSERT INTO template_files (node_id, team_id, hash, bytes, used_us) VALUES ($1, $2, $3, $4, $5) \
-             ON CONFLICT (node_id, team_id, hash) DO UPDATE SET bytes = excluded.bytes, used_us = excluded.used_us",
+            "INSERT INTO template_files (node_id, team_id, hash, bytes, used_us) \
+             SELECT id, $2, $3, $4, $5 FROM nodes WHERE lease_key = $1 ON CONFLICT (node_id, team_id, hash) DO UPDATE SET bytes = excluded.bytes, used_us = excluded.used_us",
         )
-        .bind(self.node.as_str())
+        .bind(self.lease_key.clone())
         .bind(file.team_id.as_str())
         .bind(file.hash.as_str())
         .bind(file.bytes)
         .bind(now_us);
-        self.store
-            .db
-            .write_durably("uploaded file", "store an uploaded file", query)
-            .await?;
-        Ok(())
+        const WHAT: &str = "store an uploaded file";
+        let stored = self.store.db.write_durably("uploaded file", WHAT, query).await?;
+        self.expect_lease(stored, WHAT)
     }
 
     /// Finds an archive, and notes that it was used.
@@ -121,11 +119,12 @@ impl NodeRows {
         now_us: i64,
     ) -> Result<Option<FileRow>, StoreError> {
         storable("hash of files", hash)?;
-        let query = sqlx::query(
-            "UPDATE template_files SET used_us = $4 WHERE node_id = $1 AND team_id = $2 AND hash = $3 \
-             RETURNING team_id, hash, bytes",
-        )
-        .bind(self.node.as_str())
+        let query = sqlx::query(concat!(
+            "UPDATE template_files SET used_us = $4 WHERE node_id = ",
+            held!("$1"),
+            " AND team_id = $2 AND hash = $3 RETURNING team_id, hash, bytes"
+        ))
+        .bind(self.lease_key.clone())
         .bind(team.as_str())
         .bind(hash)
         .bind(now_us);
@@ -165,12 +164,14 @@ impl NodeRows {
     /// # Errors
     /// When the database fails.
     pub async fn template_file_take_unused(&self, unused_since_us: i64) -> Result<Option<FileRow>, StoreError> {
-        let query = sqlx::query(
-            "DELETE FROM template_files WHERE node_id = $1 AND (team_id, hash) IN (SELECT team_id, hash \
-             FROM template_files WHERE node_id = $1 AND used_us < $2 ORDER BY used_us LIMIT 1) \
-             RETURNING team_id, hash, bytes",
-        )
-        .bind(self.node.as_str())
+        let query = sqlx::query(concat!(
+            "DELETE FROM template_files WHERE node_id = ",
+            held!("$1"),
+            " AND (team_id, hash) IN (SELECT team_id, hash FROM template_files WHERE node_id = ",
+            held!("$1"),
+            " AND used_us < $2 ORDER BY used_us LIMIT 1) RETURNING team_id, hash, bytes"
+        ))
+        .bind(self.lease_key.clone())
         .bind(unused_since_us);
         self.store.db.write_returning("remove an uploaded file", query).await
     }

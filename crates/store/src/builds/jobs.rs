@@ -9,7 +9,7 @@ use model::id::{BuildId, TeamId, TemplateId};
 use super::reason::BuildReason;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
-use crate::nodes::NodeRows;
+use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
 use crate::{Change, Store};
 
@@ -222,14 +222,18 @@ impl NodeRows {
         storable("recipe", &start.recipe_json)?;
         let failed = |error: sqlx::Error| classify(&error, "build", WHAT);
         let mut tx = self.store.db.begin(WHAT).await?;
-        let changed = sqlx::query(
-            "UPDATE builds SET requested_us = $3, node_id = $4, recipe_json = $5, registry_sealed = $6 \
-             WHERE id = $1 AND template_id = $2 AND status = 'waiting' AND requested_us IS NULL",
-        )
+        let changed = sqlx::query(concat!(
+            "UPDATE builds SET requested_us = $3, node_id = ",
+            held!("$4"),
+            ", recipe_json = $5, registry_sealed = $6 \
+             WHERE id = $1 AND template_id = $2 AND status = 'waiting' AND requested_us IS NULL AND ",
+            held!("$4"),
+            " IS NOT NULL"
+        ))
         .bind(id.as_str())
         .bind(template.as_str())
         .bind(start.now_us)
-        .bind(self.node.as_str())
+        .bind(self.lease_key.clone())
         .bind(start.recipe_json.as_str())
         .bind(start.registry_sealed.as_ref().map(|sealed| sealed.as_str().to_owned()))
         .execute(&mut *tx)
@@ -237,6 +241,7 @@ impl NodeRows {
         .map_err(failed)?;
         if changed.rows_affected() == 0 {
             tx.commit().await.map_err(failed)?;
+            self.check_lease(WHAT).await?;
             let known = self.store.build_by_id(template, id).await?;
             return Ok(known.map_or(Change::Missing, |_| Change::Stale));
         }
@@ -281,12 +286,14 @@ impl NodeRows {
     /// When the database fails.
     pub async fn build_begin_next(&self, now_us: i64) -> Result<Option<BuildJob>, StoreError> {
         const WHAT: &str = "begin a build";
-        let query = sqlx::query(
+        let query = sqlx::query(concat!(
             "UPDATE builds SET status = 'building', started_us = COALESCE(started_us, $2), attempts = attempts + 1 \
-             WHERE status = 'waiting' AND id = (SELECT id FROM builds WHERE node_id = $1 AND status = 'waiting' \
-             AND requested_us IS NOT NULL AND recipe_json IS NOT NULL ORDER BY requested_us, id LIMIT 1) RETURNING id",
-        )
-        .bind(self.node.as_str())
+             WHERE status = 'waiting' AND id = (SELECT id FROM builds WHERE node_id = ",
+            held!("$1"),
+            " AND status = 'waiting' AND requested_us IS NOT NULL AND recipe_json IS NOT NULL \
+             ORDER BY requested_us, id LIMIT 1) RETURNING id"
+        ))
+        .bind(self.lease_key.clone())
         .bind(now_us);
         let begun: Option<Id> = self.store.db.write_returning_durably(WHAT, query).await?;
         let Some(Id(id)) = begun else { return Ok(None) };
@@ -310,28 +317,34 @@ impl NodeRows {
                 agent_version,
             } => {
                 storable("spec of a build", spec_json)?;
-                sqlx::query(
+                sqlx::query(concat!(
                     "UPDATE builds SET status = 'ready', spec_json = $3, disk_mb = $4, agent_version = $5, \
-                     finished_us = $6, registry_sealed = NULL WHERE id = $1 AND node_id = $2 AND status = 'building'",
-                )
+                     finished_us = $6, registry_sealed = NULL WHERE id = $1 AND status = 'building' AND node_id = ",
+                    held!("$2")
+                ))
                 .bind(id.as_str())
-                .bind(self.node.as_str())
+                .bind(self.lease_key.clone())
                 .bind(spec_json.as_str())
                 .bind(i64::from(*disk_mb))
                 .bind(agent_version.as_str())
                 .bind(now_us)
             }
-            BuildEnd::Failed(BuildReason { message, step }) => sqlx::query(
+            BuildEnd::Failed(BuildReason { message, step }) => sqlx::query(concat!(
                 "UPDATE builds SET status = 'failed', reason = $3, reason_step = $4, finished_us = $5, \
-                 registry_sealed = NULL WHERE id = $1 AND node_id = $2 AND status = 'building'",
-            )
+                 registry_sealed = NULL WHERE id = $1 AND status = 'building' AND node_id = ",
+                held!("$2")
+            ))
             .bind(id.as_str())
-            .bind(self.node.as_str())
+            .bind(self.lease_key.clone())
             .bind(message.replace('\0', "\u{fffd}"))
             .bind(step.as_deref().map(|step| step.replace('\0', "\u{fffd}")))
             .bind(now_us),
         };
-        let changed = self.store.db.write_durably("build", "end a build", query).await?;
+        const WHAT: &str = "end a build";
+        let changed = self.store.db.write_durably("build", WHAT, query).await?;
+        if changed == 0 {
+            self.check_lease(WHAT).await?;
+        }
         Ok(changed > 0)
     }
 
@@ -348,12 +361,16 @@ impl NodeRows {
         now_us: i64,
     ) -> Result<bool, StoreError> {
         storable("spec of a build", spec_json)?;
-        let query = sqlx::query(
-            "UPDATE builds SET status = 'ready', node_id = $2, spec_json = $3, agent_version = $4, started_us = $5, \
-             finished_us = $5 WHERE id = $1 AND status = 'waiting' AND requested_us IS NULL",
-        )
+        let query = sqlx::query(concat!(
+            "UPDATE builds SET status = 'ready', node_id = ",
+            held!("$2"),
+            ", spec_json = $3, agent_version = $4, started_us = $5, finished_us = $5 \
+             WHERE id = $1 AND status = 'waiting' AND requested_us IS NULL AND ",
+            held!("$2"),
+            " IS NOT NULL"
+        ))
         .bind(id.as_str())
-        .bind(self.node.as_str())
+        .bind(self.lease_key.clone())
         .bind(spec_json.to_owned())
         .bind(agent_version.to_owned())
         .bind(now_us);
@@ -367,19 +384,21 @@ impl NodeRows {
     /// # Errors
     /// When the database fails.
     pub async fn build_requeue(&self, most: u32, now_us: i64, reason: &str) -> Result<u64, StoreError> {
-        let fail = sqlx::query(
+        let fail = sqlx::query(concat!(
             "UPDATE builds SET status = 'failed', reason = $3, finished_us = $4, registry_sealed = NULL \
-             WHERE node_id = $1 AND status = 'building' AND attempts > $2",
-        )
-        .bind(self.node.as_str())
+             WHERE status = 'building' AND attempts > $2 AND node_id = ",
+            held!("$1")
+        ))
+        .bind(self.lease_key.clone())
         .bind(i64::from(most))
         .bind(reason.to_owned())
         .bind(now_us);
         self.store.db.write("build", "fail builds", fail).await?;
-        let requeue = sqlx::query(
-            "UPDATE builds SET status = 'waiting', requested_us = $2 WHERE node_id = $1 AND status = 'building'",
-        )
-        .bind(self.node.as_str())
+        let requeue = sqlx::query(concat!(
+            "UPDATE builds SET status = 'waiting', requested_us = $2 WHERE status = 'building' AND node_id = ",
+            held!("$1")
+        ))
+        .bind(self.lease_key.clone())
         .bind(now_us);
         self.store
             .db

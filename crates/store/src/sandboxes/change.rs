@@ -13,7 +13,7 @@ use super::row::{SandboxRow, columns};
 use crate::Change;
 use crate::db::Query;
 use crate::error::StoreError;
-use crate::nodes::NodeRows;
+use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns};
 
 /// The columns that a change of state sets besides the state and the version. Its arguments begin with `$4`.
@@ -40,13 +40,17 @@ fn name_of(change: RowChange) -> &'static str {
     }
 }
 
-/// The statement of a change of state: `$1` id, `$2` version, `$3` node.
+/// The statement of a change of state: `$1` id, `$2` version, `$3` key of the lease.
 fn statement(change: RowChange) -> &'static str {
     static STATEMENTS: LazyLock<[String; RowChange::ALL.len()]> = LazyLock::new(|| {
         RowChange::ALL.map(|change| {
             let (state, set) = (change.state().as_str(), set_by(change));
             let set = format!("state = '{state}', version = version + 1{set}");
-            update(&set, "id = $1 AND version = $2 AND node_id = $3", change.sources())
+            update(
+                &set,
+                concat!("id = $1 AND version = $2 AND node_id = ", held!("$3")),
+                change.sources(),
+            )
         })
     });
     &STATEMENTS[change as usize]
@@ -106,7 +110,7 @@ impl NodeRows {
         let query = sqlx::query(statement(change))
             .bind(id.as_str())
             .bind(version)
-            .bind(self.node.as_str());
+            .bind(self.lease_key.clone());
         self.change_row(id, name_of(change), bind(query)).await
     }
 
@@ -120,6 +124,7 @@ impl NodeRows {
         if let Some(row) = self.store.db.write_returning(what, query).await? {
             return Ok(Change::Applied(row));
         }
+        self.check_lease(what).await?;
         let present = sqlx::query("SELECT id FROM sandboxes WHERE id = $1 AND node_id = $2")
             .bind(id.as_str())
             .bind(self.node.as_str());

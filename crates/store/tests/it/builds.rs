@@ -13,7 +13,7 @@ use store::templates::Deleted;
 use store::{Change, Store};
 
 use crate::database::Database;
-use crate::samples::{build, build_id, node_id, sandbox, team, team_id, template, template_id};
+use crate::samples::{FIRST_EPOCH, build, build_id, node_id, sandbox, team, team_id, template, template_id};
 
 pub(crate) fn new(n: u32, alias: Option<&str>, tags: &[&str]) -> NewBuild {
     NewBuild {
@@ -126,7 +126,10 @@ pub(crate) async fn requests_name_tag_and_supersede(db: Database) {
 pub(crate) async fn builds_are_begun_once_and_ended_once(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let (rows, other) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
+    let (rows, other) = (
+        store.of_node(node_id(1), FIRST_EPOCH),
+        store.of_node(node_id(2), FIRST_EPOCH),
+    );
     request(&store, &new(1, Some("a"), &["default"])).await;
     assert_eq!(begin(&rows, 10).await, None);
     let id = template_id(1);
@@ -340,7 +343,7 @@ pub(crate) async fn deleted_templates_keep_their_id(db: Database) {
     team(&store, 1).await;
     request(&store, &new(1, Some("a"), &["default"])).await;
     let id = template_id(1);
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     rows.sandbox_insert(sandbox(1, 1)).await.unwrap();
     assert_eq!(store.template_delete(&id, 5).await.unwrap(), Deleted::InUse);
     rows.sandbox_delete(&sandbox(1, 1).id).await.unwrap();
@@ -440,7 +443,10 @@ pub(crate) async fn logs_are_read_by_offset_and_time(db: Database) {
 pub(crate) async fn layers_are_referred_to_until_nothing_needs_them(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let (rows, other) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
+    let (rows, other) = (
+        store.of_node(node_id(1), FIRST_EPOCH),
+        store.of_node(node_id(2), FIRST_EPOCH),
+    );
     let (one, two) = (LayerId::from_hash(&[1; 32]), LayerId::from_hash(&[2; 32]));
     let cached = |layer: &LayerId, bytes| CachedLayerRow {
         layer: layer.clone(),
@@ -496,7 +502,7 @@ pub(crate) async fn layers_are_referred_to_until_nothing_needs_them(db: Database
 pub(crate) async fn uploaded_files_are_counted_and_removed_unused(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     let file = |hash: &str, bytes| FileRow {
         team_id: team_id(1),
         hash: hash.to_owned(),
@@ -511,7 +517,7 @@ pub(crate) async fn uploaded_files_are_counted_and_removed_unused(db: Database) 
         Some(file("b", 6))
     );
     assert_eq!(rows.template_file_find(&team_id(1), "c", 9).await.unwrap(), None);
-    let other = store.of_node(node_id(2));
+    let other = store.of_node(node_id(2), FIRST_EPOCH);
     other.template_file_put(&file("b", 6), 1).await.unwrap();
     let mut names = store.template_file_names().await.unwrap();
     names.sort();

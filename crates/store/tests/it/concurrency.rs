@@ -7,7 +7,7 @@ use store::{Change, Store};
 use tokio::task::JoinSet;
 
 use crate::database::Database;
-use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id, template, template_id};
+use crate::samples::{FIRST_EPOCH, node_id, running, sandbox, sandbox_id, team, team_id, template, template_id};
 
 const WRITERS: u32 = 16;
 
@@ -21,7 +21,7 @@ pub(crate) async fn one_writer_wins_each_version(db: Database) {
             let (store, id) = (store.clone(), row.id.clone());
             writers.spawn(async move {
                 store
-                    .of_node(node_id(1))
+                    .of_node(node_id(1), FIRST_EPOCH)
                     .sandbox_set_end(&id, Some(version), 9)
                     .await
                     .unwrap()
@@ -53,7 +53,7 @@ pub(crate) async fn extensions_never_shorten(db: Database) {
         let end_us = row.end_us + i64::from(n * 7 % WRITERS);
         writers.spawn(async move {
             let after = store
-                .of_node(node_id(1))
+                .of_node(node_id(1), FIRST_EPOCH)
                 .sandbox_extend_end(&id, end_us)
                 .await
                 .unwrap()
@@ -88,7 +88,7 @@ pub(crate) async fn two_processes_write_at_the_same_time(db: Database) {
                 assert!(store.sandbox_by_id(&sandbox_id(n)).await.unwrap().is_some());
                 if round % 2 == 0 {
                     store
-                        .of_node(node_id(1))
+                        .of_node(node_id(1), FIRST_EPOCH)
                         .sandbox_delete(&sandbox_id(n))
                         .await
                         .unwrap()
@@ -99,7 +99,15 @@ pub(crate) async fn two_processes_write_at_the_same_time(db: Database) {
     }
     writers.join_all().await;
     for store in &stores {
-        assert_eq!(store.of_node(node_id(1)).sandbox_list_live().await.unwrap().len(), 160);
+        assert_eq!(
+            store
+                .of_node(node_id(1), FIRST_EPOCH)
+                .sandbox_list_live()
+                .await
+                .unwrap()
+                .len(),
+            160
+        );
         assert!(store.template_by_id(&template_id(319)).await.unwrap().is_some());
         store.close().await;
     }

@@ -5,7 +5,7 @@ use store::idempotency::{Claim, IdempotencyRow, NewIdempotencyKey, StoredRespons
 use tokio::task::JoinSet;
 
 use crate::database::Database;
-use crate::samples::{node_id, sandbox_id, team, team_id};
+use crate::samples::{FIRST_EPOCH, node_id, sandbox_id, team, team_id};
 
 const EXPIRES_US: i64 = 1_000;
 
@@ -47,13 +47,17 @@ pub(crate) async fn claim_complete_and_abandon(db: Database) {
     let first = new(1, "key", 1, 0);
     assert_eq!(store.idempotency_by_key(&one, "key").await.unwrap(), None);
     assert_eq!(
-        store.of_node(node_id(1)).idempotency_claim(&first).await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .idempotency_claim(&first)
+            .await
+            .unwrap(),
         Claim::Acquired
     );
     // The same key of another team is another key.
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .idempotency_claim(&new(2, "key", 2, 0))
             .await
             .unwrap(),
@@ -62,14 +66,18 @@ pub(crate) async fn claim_complete_and_abandon(db: Database) {
     let running = row(first.clone(), None);
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .idempotency_claim(&new(1, "key", 3, 5))
             .await
             .unwrap(),
         Claim::Existing(running.clone())
     );
     assert_eq!(
-        store.of_node(node_id(1)).idempotency_list_in_progress().await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .idempotency_list_in_progress()
+            .await
+            .unwrap(),
         [running, row(new(2, "key", 2, 0), None)]
     );
 
@@ -82,7 +90,7 @@ pub(crate) async fn claim_complete_and_abandon(db: Database) {
     let done = row(first, Some(created()));
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .idempotency_claim(&new(1, "key", 3, 5))
             .await
             .unwrap(),
@@ -96,7 +104,7 @@ pub(crate) async fn claim_complete_and_abandon(db: Database) {
     );
     assert!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .idempotency_list_in_progress()
             .await
             .unwrap()
@@ -104,7 +112,7 @@ pub(crate) async fn claim_complete_and_abandon(db: Database) {
     );
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .idempotency_claim(&new(2, "key", 4, 6))
             .await
             .unwrap(),
@@ -116,7 +124,7 @@ pub(crate) async fn claim_complete_and_abandon(db: Database) {
     let store = db.open().await;
     assert_eq!(store.idempotency_by_key(&one, "key").await.unwrap(), Some(done));
     let error = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .idempotency_claim(&new(3, "key", 1, 0))
         .await
         .unwrap_err();
@@ -133,7 +141,16 @@ pub(crate) async fn one_of_many_concurrent_claims_succeeds(db: Database) {
         for n in 0..16_u32 {
             let store = stores[usize::try_from(n % 2).unwrap()].clone();
             let new = new(1, &key, n, 0);
-            claims.spawn(async move { (n, store.of_node(node_id(1)).idempotency_claim(&new).await.unwrap()) });
+            claims.spawn(async move {
+                (
+                    n,
+                    store
+                        .of_node(node_id(1), FIRST_EPOCH)
+                        .idempotency_claim(&new)
+                        .await
+                        .unwrap(),
+                )
+            });
         }
         let claims = claims.join_all().await;
         let winners: Vec<u32> = claims
@@ -159,7 +176,11 @@ pub(crate) async fn expired_claims_can_be_acquired_again(db: Database) {
     for (n, key) in [(1, "a"), (2, "b"), (3, "c")] {
         let claim = new(1, key, n, i64::from(n));
         assert_eq!(
-            store.of_node(node_id(1)).idempotency_claim(&claim).await.unwrap(),
+            store
+                .of_node(node_id(1), FIRST_EPOCH)
+                .idempotency_claim(&claim)
+                .await
+                .unwrap(),
             Claim::Acquired
         );
     }
@@ -169,11 +190,19 @@ pub(crate) async fn expired_claims_can_be_acquired_again(db: Database) {
         .unwrap();
     // One microsecond before the expiry, and exactly at it.
     let late = new(1, "a", 4, EXPIRES_US);
-    let present = store.of_node(node_id(1)).idempotency_claim(&late).await.unwrap();
+    let present = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .idempotency_claim(&late)
+        .await
+        .unwrap();
     assert_eq!(present, Claim::Existing(row(new(1, "a", 1, 1), Some(created()))));
     let late = new(1, "a", 4, 1 + EXPIRES_US);
     assert_eq!(
-        store.of_node(node_id(1)).idempotency_claim(&late).await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .idempotency_claim(&late)
+            .await
+            .unwrap(),
         Claim::Acquired
     );
     assert_eq!(
@@ -193,14 +222,18 @@ pub(crate) async fn former_owners_cannot_change_a_claim(db: Database) {
     let store = db.open().await;
     let one = team(&store, 1).await;
     let claim = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .idempotency_claim(&new(1, "key", 1, 0))
         .await
         .unwrap();
     assert_eq!(claim, Claim::Acquired);
     let taken = new(1, "key", 2, EXPIRES_US);
     assert_eq!(
-        store.of_node(node_id(1)).idempotency_claim(&taken).await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .idempotency_claim(&taken)
+            .await
+            .unwrap(),
         Claim::Acquired
     );
     let (old, new_one) = (sandbox_id(1), sandbox_id(2));

@@ -11,7 +11,7 @@ use store::{Change, Store};
 
 use crate::database::Database;
 use crate::nodes::lease_request;
-use crate::samples::{node_id, running, sandbox, team, user_id};
+use crate::samples::{FIRST_EPOCH, node_id, running, sandbox, team, user_id};
 
 fn sealed(text: &str) -> SealedSecret {
     SealedSecret::new(text.to_owned())
@@ -112,14 +112,14 @@ pub(crate) async fn sandboxes_have_injections_while_they_run(db: Database) {
     };
     let one = running(&store, with, 5).await;
     let two = running(&store, sandbox(2, 1), 5).await;
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     assert_eq!(store.sandbox_injections(&one.id).await.unwrap(), Some(sealed("one")));
     assert_eq!(store.sandbox_injections(&two.id).await.unwrap(), None);
     let all = rows.sandbox_injections_list().await.unwrap();
     assert_eq!(all, [(one.id.clone(), sealed("one"))].into());
     assert!(
         store
-            .of_node(node_id(2))
+            .of_node(node_id(2), FIRST_EPOCH)
             .sandbox_injections_list()
             .await
             .unwrap()

@@ -8,7 +8,7 @@ use store::Store;
 use store::sandboxes::{NewSandbox, Order, SandboxFilter, SandboxQuery};
 
 use crate::database::Database;
-use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id, template_id};
+use crate::samples::{FIRST_EPOCH, node_id, running, sandbox, sandbox_id, team, team_id, template_id};
 
 fn query(filter: SandboxFilter, order: Order, limit: u32) -> SandboxQuery {
     SandboxQuery {
@@ -73,7 +73,11 @@ pub(crate) async fn pages_cover_the_list_in_both_orders(db: Database) {
 pub(crate) async fn all_filters_are_applied(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(1, 1))
+        .await
+        .unwrap();
     let other = NewSandbox {
         template_id: template_id(2),
         metadata: labels(&[("user", "a&b"), ("env", "prod")]),
@@ -87,7 +91,7 @@ pub(crate) async fn all_filters_are_applied(db: Database) {
     running(&store, labelled, 30).await;
     let stopping = running(&store, sandbox(4, 1), 40).await;
     let change = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_change_state(&stopping.id, stopping.version, RowChange::Stopping)
         .await;
     change.unwrap().applied().unwrap();
@@ -229,7 +233,11 @@ pub(crate) async fn pages_are_stable_while_sandboxes_are_created_and_deleted(db:
     let mut query = query(SandboxFilter::default(), Order::Desc, 2);
     let first = store.sandbox_page(&team_id(1), &query).await.unwrap();
     // The sandbox of the cursor is deleted, and a newer one is created.
-    store.of_node(node_id(1)).sandbox_delete(&sandbox_id(5)).await.unwrap();
+    store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_delete(&sandbox_id(5))
+        .await
+        .unwrap();
     running(&store, sandbox(7, 1), 7).await;
     query.after = first.next;
     assert_eq!(pages(&store, query).await, [[4, 3], [2, 1]]);
@@ -240,16 +248,24 @@ pub(crate) async fn live_sandboxes_of_every_team(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
     team(&store, 2).await;
-    let creating = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let creating = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(1, 1))
+        .await
+        .unwrap();
     let alive = running(&store, sandbox(2, 2), 9).await;
     let ended = running(&store, sandbox(3, 1), 9).await;
     let gone = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_change_state(&ended.id, ended.version, RowChange::Gone)
         .await;
     gone.unwrap().applied().unwrap();
     assert_eq!(
-        store.of_node(node_id(1)).sandbox_list_live().await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .sandbox_list_live()
+            .await
+            .unwrap(),
         [creating, alive]
     );
     store.close().await;

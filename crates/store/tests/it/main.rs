@@ -101,6 +101,7 @@ const CASES: &[(&str, Case)] = cases![
     nodes::a_lease_has_one_owner,
     nodes::one_of_many_concurrent_requests_acquires_a_lease,
     nodes::rows_can_only_be_changed_by_their_node,
+    nodes::a_server_that_has_lost_its_lease_changes_nothing,
     nodes::keys_in_progress_belong_to_their_node,
     records::log_queries_apply_every_filter,
     records::teams_read_only_their_own_records,

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::database::Database;
 use crate::nodes::lease_request;
 use crate::postgres::Server;
-use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
+use crate::samples::{FIRST_EPOCH, node_id, running, sandbox, sandbox_id, team, team_id};
 
 pub(crate) async fn many_open_a_new_database_at_the_same_time(db: Database) {
     let mut openings = JoinSet::new();
@@ -43,7 +43,7 @@ pub(crate) async fn a_second_migration_changes_nothing(db: Database) {
         .await
         .unwrap();
     let versions: Vec<i64> = versions.iter().map(|row| row.get("version")).collect();
-    assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+    assert_eq!(versions, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
     again.close().await;
 }
 
@@ -118,11 +118,15 @@ pub(crate) async fn rows_without_a_node_are_adopted_by_the_first_node(db: Databa
     let before = store.sandbox_by_id(&id).await.unwrap().unwrap();
     assert_eq!((before.node_id.as_ref(), before.version), (None, 2));
     // Without a node: no node may change it before acquiring its lease.
-    let (first, second) = (store.of_node(node_id(1)), store.of_node(node_id(2)));
-    assert_eq!(first.sandbox_delete(&id).await.unwrap(), None);
+    let (first, second) = (
+        store.of_node(node_id(1), FIRST_EPOCH),
+        store.of_node(node_id(2), FIRST_EPOCH),
+    );
+    let refused = first.sandbox_delete(&id).await;
+    assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
     for n in [1, 2] {
         let outcome = store.node_lease_acquire(&lease_request(n, n, 0)).await.unwrap();
-        assert_eq!(outcome, LeaseOutcome::Acquired);
+        assert_eq!(outcome, LeaseOutcome::Acquired { epoch: FIRST_EPOCH });
     }
     let after = SandboxRow {
         node_id: Some(node_id(1)),

@@ -7,7 +7,7 @@ use store::Store;
 use store::records::{LogOrder, LogQuery, LogRow, LogSize, MetricChunk, NewLogEntry, RecordBatch};
 
 use crate::database::Database;
-use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
+use crate::samples::{FIRST_EPOCH, node_id, running, sandbox, sandbox_id, team, team_id};
 
 /// Entry `n` of sandbox `sandbox` of team `team`, at `n` microseconds.
 fn entry(team: u32, sandbox: u32, n: i64) -> NewLogEntry {
@@ -242,7 +242,11 @@ pub(crate) async fn log_retention_begins_at_the_end_of_the_sandbox(db: Database)
     team(&store, 1).await;
     running(&store, sandbox(3, 1), 5).await;
     assert_eq!(store.records_end_orphans(300).await.unwrap(), 0);
-    store.of_node(node_id(1)).sandbox_delete(&sandbox_id(3)).await.unwrap();
+    store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_delete(&sandbox_id(3))
+        .await
+        .unwrap();
     assert_eq!(store.records_end_orphans(300).await.unwrap(), 1);
     assert_eq!(store.records_end_orphans(400).await.unwrap(), 0);
     while store.log_purge(299, 100).await.unwrap() > 0 {}

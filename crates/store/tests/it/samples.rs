@@ -5,9 +5,13 @@ use std::collections::BTreeMap;
 use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId, UserId};
 use store::Store;
 use store::builds::{BuildRow, BuildStatus};
+use store::nodes::{Lease, LeaseOutcome, LeaseRequest};
 use store::sandboxes::{NewSandbox, SandboxRow};
 use store::teams::{TeamRow, UserRow};
 use store::templates::TemplateRow;
+
+/// The epoch of the lease of nodes 1 and 2, which come with the first team.
+pub(crate) const FIRST_EPOCH: i64 = 1;
 
 /// A UUID that ends in `n`.
 pub(crate) fn uuid(n: u32) -> String {
@@ -38,7 +42,27 @@ pub(crate) fn sandbox_id(n: u32) -> SandboxId {
     format!("i{n:020}").parse().unwrap()
 }
 
-/// Stores team `n` with a user `n`.
+/// Acquires the leases of nodes 1 and 2 for an owner of each, where nobody has them.
+async fn lease_nodes(store: &Store) {
+    for n in [1, 2] {
+        let request = LeaseRequest {
+            node: node_id(n),
+            name: format!("host {n}"),
+            lease: Lease {
+                owner: uuid(n).parse().unwrap(),
+                until_us: 0,
+            },
+            now_us: 0,
+            expired_us: 0,
+        };
+        if store.node_by_id(&request.node).await.unwrap().is_none() {
+            let outcome = store.node_lease_acquire(&request).await.unwrap();
+            assert_eq!(outcome, LeaseOutcome::Acquired { epoch: FIRST_EPOCH });
+        }
+    }
+}
+
+/// Stores team `n` with a user `n`. With the first team there are nodes 1 and 2.
 pub(crate) async fn team(store: &Store, n: u32) -> TeamId {
     let team = TeamRow {
         id: team_id(n),
@@ -51,6 +75,7 @@ pub(crate) async fn team(store: &Store, n: u32) -> TeamId {
         name: "default".to_owned(),
         created_us: i64::from(n),
     };
+    lease_nodes(store).await;
     store.team_insert(&team).await.unwrap();
     store.user_insert(&user).await.unwrap();
     team.id
@@ -117,9 +142,13 @@ pub(crate) fn sandbox(n: u32, team: u32) -> NewSandbox {
 
 /// Stores a sandbox and marks it as started at `started_us`.
 pub(crate) async fn running(store: &Store, new: NewSandbox, started_us: i64) -> SandboxRow {
-    let row = store.of_node(node_id(1)).sandbox_insert(new).await.unwrap();
+    let row = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(new)
+        .await
+        .unwrap();
     store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_started(&row.id, row.version, started_us, row.end_us, "0.6.13")
         .await
         .unwrap()

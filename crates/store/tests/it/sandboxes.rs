@@ -8,12 +8,16 @@ use store::keys::SealedSecret;
 use store::sandboxes::{NewSandbox, Pause, Resumption, SandboxRow};
 
 use crate::database::Database;
-use crate::samples::{node_id, running, sandbox, sandbox_id, team, team_id};
+use crate::samples::{FIRST_EPOCH, node_id, running, sandbox, sandbox_id, team, team_id};
 
 pub(crate) async fn every_field_round_trips(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let plain = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let plain = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(1, 1))
+        .await
+        .unwrap();
     let new = NewSandbox {
         alias: None,
         metadata: [("schlüssel \"'\\", "wert\n\u{1f980}"), ("nul", "a\0b"), ("", "")]
@@ -28,7 +32,11 @@ pub(crate) async fn every_field_round_trips(db: Database) {
         cpu_count: u32::MAX,
         ..sandbox(2, 1)
     };
-    let odd = store.of_node(node_id(1)).sandbox_insert(new.clone()).await.unwrap();
+    let odd = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(new.clone())
+        .await
+        .unwrap();
     assert_eq!(
         (odd.state, odd.version, odd.started_us),
         (State::Creating, 1, new.created_us)
@@ -38,13 +46,21 @@ pub(crate) async fn every_field_round_trips(db: Database) {
         assert_eq!(store.sandbox_by_id(&row.id).await.unwrap().as_ref(), Some(&row));
     }
     assert_eq!(store.sandbox_by_id(&sandbox_id(3)).await.unwrap(), None);
-    let error = store.of_node(node_id(1)).sandbox_insert(new).await.unwrap_err();
+    let error = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(new)
+        .await
+        .unwrap_err();
     assert!(matches!(error, StoreError::Conflict { what: "sandbox" }), "{error:?}");
     let unowned = NewSandbox {
         team_id: team_id(9),
         ..sandbox(4, 1)
     };
-    let error = store.of_node(node_id(1)).sandbox_insert(unowned).await.unwrap_err();
+    let error = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(unowned)
+        .await
+        .unwrap_err();
     assert!(matches!(error, StoreError::Dangling { what: "sandbox" }), "{error:?}");
     store.close().await;
 }
@@ -52,7 +68,11 @@ pub(crate) async fn every_field_round_trips(db: Database) {
 pub(crate) async fn insert_start_stop_and_delete(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let created = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let created = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(1, 1))
+        .await
+        .unwrap();
     let id = created.id.clone();
     let started = SandboxRow {
         state: State::Running,
@@ -63,7 +83,7 @@ pub(crate) async fn insert_start_stop_and_delete(db: Database) {
         ..created
     };
     let change = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_started(&id, 1, 10, 500, "0.7.0")
         .await
         .unwrap();
@@ -74,16 +94,27 @@ pub(crate) async fn insert_start_stop_and_delete(db: Database) {
         ..started
     };
     let change = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_change_state(&id, 2, RowChange::Stopping)
         .await
         .unwrap();
     assert_eq!(change, Change::Applied(stopping.clone()));
     assert_eq!(
-        store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .sandbox_delete(&id)
+            .await
+            .unwrap(),
         Some(stopping)
     );
-    assert_eq!(store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap(), None);
+    assert_eq!(
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .sandbox_delete(&id)
+            .await
+            .unwrap(),
+        None
+    );
     assert_eq!(store.sandbox_by_id(&id).await.unwrap(), None);
     store.close().await;
 }
@@ -95,7 +126,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     let (id, old) = (&row.id, row.version - 1);
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_started(id, row.version, 1, 1, "x")
             .await
             .unwrap(),
@@ -103,7 +134,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     );
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_change_state(id, old, RowChange::Gone)
             .await
             .unwrap(),
@@ -111,7 +142,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     );
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_set_end(id, Some(old), 1)
             .await
             .unwrap(),
@@ -121,7 +152,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
 
     // A client extends the deadline after the reaper has read it: the change of the reaper is stale.
     let extended = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_extend_end(id, row.end_us + 1)
         .await
         .unwrap()
@@ -129,7 +160,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
         .unwrap();
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_change_state(id, row.version, RowChange::Stopping)
             .await
             .unwrap(),
@@ -137,7 +168,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     );
     // An extension that changes nothing does not raise the version.
     let same = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_extend_end(id, row.end_us)
         .await
         .unwrap();
@@ -146,7 +177,7 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     let none = sandbox_id(2);
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_started(&none, 1, 1, 1, "x")
             .await
             .unwrap(),
@@ -154,18 +185,26 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
     );
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_change_state(&none, 1, RowChange::Gone)
             .await
             .unwrap(),
         Change::Missing
     );
     assert_eq!(
-        store.of_node(node_id(1)).sandbox_set_end(&none, None, 1).await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .sandbox_set_end(&none, None, 1)
+            .await
+            .unwrap(),
         Change::Missing
     );
     assert_eq!(
-        store.of_node(node_id(1)).sandbox_extend_end(&none, 1).await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .sandbox_extend_end(&none, 1)
+            .await
+            .unwrap(),
         Change::Missing
     );
     store.close().await;
@@ -174,23 +213,31 @@ pub(crate) async fn changes_of_an_old_version_are_stale(db: Database) {
 pub(crate) async fn deadlines_change_only_while_running(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let created = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let created = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(1, 1))
+        .await
+        .unwrap();
     let id = &created.id;
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_extend_end(id, i64::MAX)
             .await
             .unwrap(),
         Change::Stale
     );
     assert_eq!(
-        store.of_node(node_id(1)).sandbox_set_end(id, None, 1).await.unwrap(),
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .sandbox_set_end(id, None, 1)
+            .await
+            .unwrap(),
         Change::Stale
     );
     let row = running(&store, sandbox(2, 1), 5).await;
     let shorter = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_set_end(&row.id, None, 6)
         .await
         .unwrap()
@@ -198,7 +245,7 @@ pub(crate) async fn deadlines_change_only_while_running(db: Database) {
         .unwrap();
     assert_eq!((shorter.end_us, shorter.version), (6, row.version + 1));
     let longer = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_set_end(&row.id, Some(shorter.version), 9)
         .await
         .unwrap()
@@ -206,7 +253,7 @@ pub(crate) async fn deadlines_change_only_while_running(db: Database) {
         .unwrap();
     assert_eq!((longer.end_us, longer.version), (9, row.version + 2));
     let stopping = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_change_state(&row.id, longer.version, RowChange::Stopping)
         .await
         .unwrap()
@@ -214,7 +261,7 @@ pub(crate) async fn deadlines_change_only_while_running(db: Database) {
         .unwrap();
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_extend_end(&row.id, 100)
             .await
             .unwrap(),
@@ -227,7 +274,7 @@ pub(crate) async fn deadlines_change_only_while_running(db: Database) {
 pub(crate) async fn the_network_changes_only_while_running(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     let created = rows.sandbox_insert(sandbox(1, 1)).await.unwrap();
     let change = rows.sandbox_set_network(&created.id, created.version, None, None).await;
     assert_eq!(change.unwrap(), Change::Stale);
@@ -252,7 +299,7 @@ pub(crate) async fn the_network_changes_only_while_running(db: Database) {
         row = want;
     }
     let elsewhere = store
-        .of_node(node_id(2))
+        .of_node(node_id(2), FIRST_EPOCH)
         .sandbox_set_network(&row.id, row.version, None, None)
         .await;
     assert_eq!(elsewhere.unwrap(), Change::Missing);
@@ -262,7 +309,11 @@ pub(crate) async fn the_network_changes_only_while_running(db: Database) {
 pub(crate) async fn errors_name_the_corrupt_column(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let row = store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    let row = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(1, 1))
+        .await
+        .unwrap();
     let mut raw = db.raw().await;
     for (damage, column) in [
         ("UPDATE sandboxes SET secure = 2", "secure"),
@@ -312,8 +363,8 @@ pub(crate) async fn pauses_and_resumes_are_changes_of_one_version(db: Database) 
     let store = db.open().await;
     team(&store, 1).await;
     let row = running(&store, sandbox(1, 1), 5).await;
-    let (id, rows) = (&row.id, store.of_node(node_id(1)));
-    let elsewhere = store.of_node(node_id(2));
+    let (id, rows) = (&row.id, store.of_node(node_id(1), FIRST_EPOCH));
+    let elsewhere = store.of_node(node_id(2), FIRST_EPOCH);
     let change = elsewhere
         .sandbox_pausing(id, row.version, Kept::Memory, None)
         .await

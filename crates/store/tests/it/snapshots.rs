@@ -6,7 +6,7 @@ use store::snapshots::{NameUse, NewSnapshot, SnapshotFilter, SnapshotRow, Snapsh
 
 use crate::builds::new;
 use crate::database::Database;
-use crate::samples::{build_id, node_id, sandbox, team, team_id, template_id};
+use crate::samples::{FIRST_EPOCH, build_id, node_id, sandbox, team, team_id, template_id};
 
 fn snapshot(n: u32, alias: Option<&str>, of: u32) -> NewSnapshot {
     NewSnapshot {
@@ -31,7 +31,7 @@ pub(crate) async fn names_builds_and_lists(db: Database) {
     for n in [1, 2] {
         team(&store, n).await;
     }
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     let stored = async |new: &NewSnapshot| rows.snapshot_insert(new).await.unwrap();
     assert_eq!(
         stored(&snapshot(1, None, 1)).await,

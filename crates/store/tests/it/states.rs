@@ -10,11 +10,15 @@ use store::{Change, Store};
 
 use crate::database::Database;
 use crate::left::leave_in;
-use crate::samples::{node_id, sandbox, team};
+use crate::samples::{FIRST_EPOCH, node_id, sandbox, team};
 
 /// The row of a new sandbox, in that state.
 async fn row_in(db: &Database, store: &Store, n: u32, state: State) -> SandboxRow {
-    let row = store.of_node(node_id(1)).sandbox_insert(sandbox(n, 1)).await.unwrap();
+    let row = store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(n, 1))
+        .await
+        .unwrap();
     leave_in(&mut db.raw().await, &row.id, state, None).await;
     SandboxRow { state, ..row }
 }
@@ -51,7 +55,7 @@ async fn make(rows: &NodeRows, change: RowChange, row: &SandboxRow) -> Result<Ch
 pub(crate) async fn states_change_as_the_model_says(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     let mut n = 0;
     for change in RowChange::ALL {
         for state in State::ALL {
@@ -76,7 +80,7 @@ pub(crate) async fn states_change_as_the_model_says(db: Database) {
 pub(crate) async fn settings_change_as_the_model_says(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     for (n, state) in (1..).zip(State::ALL) {
         let row = row_in(&db, &store, n, state).await;
         let mut version = row.version;
@@ -106,7 +110,7 @@ pub(crate) async fn settings_change_as_the_model_says(db: Database) {
 pub(crate) async fn rows_are_deleted_in_every_state(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let rows = store.of_node(node_id(1));
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
     for (n, state) in (1..).zip(State::ALL) {
         let row = row_in(&db, &store, n, state).await;
         assert_eq!(rows.sandbox_delete(&row.id).await.unwrap(), Some(row.clone()));

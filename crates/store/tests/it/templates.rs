@@ -8,7 +8,7 @@ use store::sandboxes::NewSandbox;
 use store::templates::TemplateRow;
 
 use crate::database::Database;
-use crate::samples::{build, node_id, running, sandbox, sandbox_id, team, template, template_id};
+use crate::samples::{FIRST_EPOCH, build, node_id, running, sandbox, sandbox_id, team, template, template_id};
 
 pub(crate) async fn names_are_resolved_in_scope_order(db: Database) {
     let store = db.open().await;
@@ -89,10 +89,14 @@ pub(crate) async fn started_sandboxes_are_counted(db: Database) {
     };
     assert_eq!(spawns(1).await, (0, None));
     // A sandbox that is being created does not count, neither before nor after it fails.
-    store.of_node(node_id(1)).sandbox_insert(sandbox(1, 1)).await.unwrap();
+    store
+        .of_node(node_id(1), FIRST_EPOCH)
+        .sandbox_insert(sandbox(1, 1))
+        .await
+        .unwrap();
     assert_eq!(spawns(1).await, (0, None));
     store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_delete(&sandbox_id(1))
         .await
         .unwrap()
@@ -103,16 +107,28 @@ pub(crate) async fn started_sandboxes_are_counted(db: Database) {
     running(&store, sandbox(3, 2), 50).await;
     assert_eq!(spawns(1).await, (2, Some(70)));
     let stopping = store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_change_state(&late.id, late.version, RowChange::Stopping)
         .await
         .unwrap();
     assert!(matches!(stopping, Change::Applied(_)));
     assert_eq!(spawns(1).await, (2, Some(70)));
     for id in [late.id, sandbox_id(3)] {
-        store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap().unwrap();
+        store
+            .of_node(node_id(1), FIRST_EPOCH)
+            .sandbox_delete(&id)
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!(spawns(1).await, (2, Some(70)));
-        assert_eq!(store.of_node(node_id(1)).sandbox_delete(&id).await.unwrap(), None);
+        assert_eq!(
+            store
+                .of_node(node_id(1), FIRST_EPOCH)
+                .sandbox_delete(&id)
+                .await
+                .unwrap(),
+            None
+        );
     }
     running(&store, sandbox(4, 1), 90).await;
     assert_eq!(spawns(1).await, (3, Some(90)));
@@ -127,7 +143,7 @@ pub(crate) async fn started_sandboxes_are_counted(db: Database) {
     let orphan = running(&store, orphan, 95).await;
     assert_eq!(
         store
-            .of_node(node_id(1))
+            .of_node(node_id(1), FIRST_EPOCH)
             .sandbox_delete(&orphan.id)
             .await
             .unwrap()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 use model::id::{SandboxId, TeamId, TemplateId, UserId};
 use model::lifecycle::row::RowChange;
@@ -20,7 +20,7 @@ use server::server::Server;
 use server::settings::ServerSettings;
 use store::Store;
 use store::keys::{ApiKeyRow, KeyMask};
-use store::nodes::NodeRows;
+use store::nodes::{Lease, LeaseOutcome, LeaseRequest, NodeRows};
 use store::sandboxes::{NewSandbox, SandboxRow};
 use store::teams::{TeamRow, UserRow};
 use store::templates::TemplateRow;
@@ -30,6 +30,9 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+
+/// The epoch of the lease of a node that is new.
+const FIRST_EPOCH: i64 = 1;
 
 /// The key of the one team.
 pub(super) const KEY: &str = "e2b_00000000000000000000000000000000000000b5";
@@ -111,12 +114,33 @@ impl Rows {
                 aliases: vec!["base".to_owned()],
             })
             .await?;
+        rows.lease().await?;
         Ok(rows)
+    }
+
+    /// Acquires the lease of the node, for the time until the server has it.
+    async fn lease(&self) -> Result<()> {
+        let request = LeaseRequest {
+            node: self.node.id.clone(),
+            name: self.node.name.clone(),
+            lease: Lease {
+                owner: self.node.owner.clone(),
+                until_us: 0,
+            },
+            now_us: 0,
+            expired_us: 0,
+        };
+        let outcome = self.store.node_lease_acquire(&request).await?;
+        ensure!(
+            outcome == LeaseOutcome::Acquired { epoch: FIRST_EPOCH },
+            "a new node has a lease"
+        );
+        Ok(())
     }
 
     /// The rows of the node that the server will be for.
     pub(super) fn of_node(&self) -> NodeRows {
-        self.store.of_node(self.node.id.clone())
+        self.store.of_node(self.node.id.clone(), FIRST_EPOCH)
     }
 
     /// Sandbox number `n`, which started at `started_us` and ends at `end_us`, or has ended already.

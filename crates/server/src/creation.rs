@@ -110,7 +110,7 @@ pub(crate) struct SandboxCreation {
 impl SandboxCreation {
     /// Creates a sandbox, unless the same request was answered before, and counts the outcome.
     pub(crate) async fn create(&self, creator: &Creator, request: SandboxRequest) -> Result<Creation, CreationError> {
-        let metrics = &self.sandboxes.metrics;
+        let metrics = &self.sandboxes.tracked.metrics;
         let (begun, auth_time) = (request.begun, request.auth_time);
         let create = match self.accept(creator, request).await {
             Ok(Accepted::New(create)) => *create,
@@ -147,7 +147,7 @@ impl SandboxCreation {
         let keyed = KeyedRequest {
             team: creator.team.clone(),
             key,
-            body_hash: self.sandboxes.tokens.request_digest(operation, &canonical),
+            body_hash: self.sandboxes.policies.tokens.request_digest(operation, &canonical),
             sandbox: id.clone(),
         };
         let claim = match self.claims.claim(keyed).await.map_err(CreationError::Key)? {
@@ -177,7 +177,7 @@ impl SandboxCreation {
         let pool = &self.sandboxes.pool;
         let creating = pool.creating();
         let name = &request.template;
-        let (template, build) = name.find_build(&self.sandboxes.store, &creator.team).await?;
+        let (template, build) = name.find_build(self.sandboxes.store(), &creator.team).await?;
         let built = self.spec_of(&build, &name.name)?;
         let timeout_s = creator.quota.lifetime(request.timeout_s, LIFETIME_MIN_S)?;
         let mut settings = request.settings.map_err(CreationError::Invalid)?;
@@ -196,7 +196,12 @@ impl SandboxCreation {
         let repositories = match resources {
             None => Vec::new(),
             Some(RepositoryRequest { repositories, token }) => {
-                let explicit = self.sandboxes.injections.with_token(injections.clone(), &token).await?;
+                let explicit = self
+                    .sandboxes
+                    .policies
+                    .injections
+                    .with_token(injections.clone(), &token)
+                    .await?;
                 if explicit.is_some() {
                     let why = "injections: repositories in resources do not support an explicit injection of the code \
                                host; their own token is injected";
@@ -213,7 +218,7 @@ impl SandboxCreation {
                 .map_err(|error| CreationError::Invalid(format!("network: {error}")))?;
             policies.check_rules(&creator.team, network).await?;
         }
-        self.sandboxes.injections.check(&injections).await?;
+        self.sandboxes.policies.injections.check(&injections).await?;
         if spec.lifecycle.auto_pause {
             creator.quota.check_auto_pause().map_err(AdmissionError::from)?;
         }

@@ -31,8 +31,10 @@ mod shutdown;
 pub(crate) mod snapshot;
 mod start_command;
 mod stop;
-mod unrecorded;
-pub(crate) mod write;
+pub(crate) mod tracked;
+pub(crate) mod unrecorded;
+pub(crate) mod work;
+mod write;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,29 +43,23 @@ use model::id::SandboxId;
 use model::resources::Resources;
 use protocol::node::NodeError;
 use store::Store;
-use store::error::StoreError;
 use store::nodes::NodeRows;
 use store::sandboxes::SandboxRow;
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use self::entry::SandboxEntry;
 use self::policy::Policies;
-use self::registry::Registry;
+use self::tracked::Tracked;
+use self::unrecorded::Recording;
+use self::work::Work;
 use crate::admission::Admission;
+use crate::agent::Agent;
 use crate::chain::Chain;
 use crate::clock::Clock;
-use crate::deadlines::Deadlines;
-use crate::injections::{Injections, SandboxInjections};
-use crate::keys::TokenSeed;
-use crate::metrics::Metrics;
+use crate::injections::SandboxInjections;
 use crate::node::NodeHandle;
 use crate::pool::Pool;
-use crate::records::Records;
 use crate::repositories::Repositories;
-use crate::settings::PauseAnswer;
-use copies::Copies;
+use crate::settings::PauseSettings;
 
 /// Pause before another attempt to end a sandbox that failed to start.
 const DISCARD_RETRY: Duration = Duration::from_secs(1);
@@ -71,36 +67,23 @@ const DISCARD_RETRY: Duration = Duration::from_secs(1);
 /// The operations on the sandboxes of one server.
 #[derive(Debug)]
 pub(crate) struct Sandboxes {
-    pub(crate) store: Store,
     /// The rows of this server's node, which only this server changes.
     pub(crate) rows: NodeRows,
+    /// Brings these rows in line with what the node has done.
+    pub(crate) recording: Arc<Recording>,
     pub(crate) node: NodeHandle,
-    pub(crate) registry: Arc<Registry>,
-    pub(crate) deadlines: Arc<Deadlines>,
-    /// Logs and metrics of sandboxes. Operations never wait for them.
-    pub(crate) records: Arc<Records>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) tokens: TokenSeed,
+    /// What follows the rows.
+    pub(crate) tracked: Arc<Tracked>,
     pub(crate) defaults: Defaults,
-    /// What sandboxes may reach.
+    /// What sandboxes may reach, and what is injected into their requests.
     pub(crate) policies: Policies,
-    /// What is injected into their requests.
-    pub(crate) injections: Arc<Injections>,
     /// Sandboxes that are started in advance.
     pub(crate) pool: Arc<Pool>,
     /// Prepares their repositories.
     pub(crate) repositories: Repositories,
-    /// Whose disk is copied next.
-    pub(crate) copies: Copies,
-    /// Held while what is paused in memory is written to disk.
-    pub(crate) writes: Semaphore,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
-    pub(crate) work: TaskTracker,
-    /// Cancelled when the server is stopped: nothing waits for better times from then on.
-    pub(crate) stopping: CancellationToken,
-    /// Cancelled when the server is stopped and no time is left to write processes to disk.
-    pub(crate) checkpoint_deadline: CancellationToken,
+    pub(crate) work: Arc<Work>,
 }
 
 /// Settings of the operator for every sandbox.
@@ -110,15 +93,26 @@ pub(crate) struct Defaults {
     pub(crate) resources: Resources,
     /// Every agent requires its token, even if a client asked for an open one.
     pub(crate) always_secure: bool,
-    /// How long a sandbox may be paused, in seconds; none for any time.
-    pub(crate) retention_s: Option<u32>,
-    /// Whether the processes of paused sandboxes are written to disk.
-    pub(crate) processes_on_disk: bool,
-    /// When a pause is answered that does so.
-    pub(crate) answer: PauseAnswer,
+    /// What becomes of those that are paused.
+    pub(crate) pause: PauseSettings,
 }
 
 impl Sandboxes {
+    /// The database, to read from it.
+    pub(crate) fn store(&self) -> &Store {
+        self.rows.store()
+    }
+
+    /// The agent of a sandbox that no client knows yet, or that nobody uses at the moment.
+    fn agent<'a>(&'a self, id: &'a SandboxId) -> Agent<'a> {
+        Agent {
+            node: &self.node,
+            id,
+            token: self.policies.tokens.access_token(id),
+            work: &self.work.tasks,
+        }
+    }
+
     /// Adds a sandbox to the registry and the records.
     fn register(
         &self,
@@ -126,12 +120,11 @@ impl Sandboxes {
         admission: Admission,
         injections: Option<&SandboxInjections>,
     ) -> Arc<SandboxEntry> {
-        let traffic_token = (!row.allow_public_traffic).then(|| self.tokens.traffic_token(&row.id));
-        let access_token = self.tokens.access_token(&row.id);
+        let traffic_token = (!row.allow_public_traffic).then(|| self.policies.tokens.traffic_token(&row.id));
+        let access_token = self.policies.tokens.access_token(&row.id);
         let saved_rules = injections.map(SandboxInjections::saved_rules).unwrap_or_default();
         let entry = SandboxEntry::new(row, admission, access_token, traffic_token, saved_rules);
-        self.registry.insert(Arc::clone(&entry));
-        self.records.track(row);
+        self.tracked.add(row, &entry);
         entry
     }
 
@@ -165,18 +158,11 @@ impl Sandboxes {
 
     /// Removes a sandbox that does not run any more from memory and the rows.
     async fn forget(&self, id: &SandboxId) {
-        self.deadlines.remove(id);
-        self.registry.remove(id);
-        self.records.end(id);
+        self.tracked.remove(id);
         if let Err(error) = self.rows.sandbox_delete(id).await {
             // The row belongs to no running sandbox, so the next start removes it.
-            self.log_store_error(&error, id, "cannot remove the row of an ended sandbox");
+            self.tracked
+                .log_store_error(&error, id, "cannot remove the row of an ended sandbox");
         }
-    }
-
-    /// Counts and logs a database error that is not reported to a client.
-    fn log_store_error(&self, error: &StoreError, id: &SandboxId, what: &str) {
-        self.metrics.store_error();
-        tracing::error!(sandbox.id = %id, error = %Chain(error), "{what}");
     }
 }

@@ -12,7 +12,6 @@ use proxy::ingress::Ingress;
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -42,12 +41,13 @@ use crate::readers::Readers;
 use crate::records::Records;
 use crate::repositories::{Repositories, RepositoryServices};
 pub use crate::sandboxes::adopt::AdoptError;
-use crate::sandboxes::copies::Copies;
 use crate::sandboxes::idempotency::Claims;
 use crate::sandboxes::node_events::StopSignals;
 use crate::sandboxes::policy::Policies;
 use crate::sandboxes::registry::Registry;
-use crate::sandboxes::write::WRITES;
+use crate::sandboxes::tracked::Tracked;
+use crate::sandboxes::unrecorded::Recording;
+use crate::sandboxes::work::Work;
 use crate::sandboxes::{Defaults, Sandboxes};
 use crate::secrets::Secrets;
 use crate::settings::ServerSettings;
@@ -88,9 +88,8 @@ pub struct Server {
     gateway: Arc<Gateway>,
     /// Work that requests started and that outlives them.
     work: TaskTracker,
-    /// The sandboxes that are kept on disk when the server is stopped, where the operator wants that, and for how long with
-    /// processes.
-    keep_at_shutdown: Option<(Arc<Sandboxes>, Duration)>,
+    /// The sandboxes that are kept on disk when the server is stopped, where the operator wants that.
+    keep_at_shutdown: Option<Arc<Sandboxes>>,
     connections: TaskTracker,
     streams: TaskTracker,
     background: TaskTracker,
@@ -246,24 +245,23 @@ impl Server {
             clock: clock.clone(),
             work: work.clone(),
         };
-        let sandboxes = Arc::new(Sandboxes {
-            repositories: Repositories::new(repositories, means),
-            copies: Copies::new(),
-            writes: Semaphore::new(WRITES),
-            store: store.clone(),
-            rows,
-            node: handle.clone(),
+        let tracked = Arc::new(Tracked {
             registry: Arc::clone(&registry),
             deadlines,
             records: Arc::clone(&records),
             metrics: Arc::clone(&metrics),
-            tokens: tokens.clone(),
+        });
+        let work_on_sandboxes = Arc::new(Work::new(work.clone(), stop.clone()));
+        let recording = Recording::new(rows.clone(), Arc::clone(&tracked), Arc::clone(&work_on_sandboxes));
+        let sandboxes = Arc::new(Sandboxes {
+            rows,
+            recording: Arc::new(recording),
+            node: handle.clone(),
+            tracked,
             defaults: Defaults {
                 resources,
                 always_secure,
-                retention_s: pause.retention_s,
-                processes_on_disk: pause.processes_on_disk,
-                answer: pause.answer,
+                pause,
             },
             policies: Policies {
                 sealer,
@@ -273,12 +271,10 @@ impl Server {
                 tokens: tokens.clone(),
                 secrets: Arc::clone(&secrets),
             },
-            injections: Arc::clone(&injections),
             pool: Arc::clone(&pool),
+            repositories: Repositories::new(repositories, means),
             clock: clock.clone(),
-            work: work.clone(),
-            stopping: stop.clone(),
-            checkpoint_deadline: CancellationToken::new(),
+            work: work_on_sandboxes,
         });
         let authenticator = Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone()));
         let dashboard = Arc::new(Dashboard::new(
@@ -366,9 +362,7 @@ impl Server {
             metric_sources,
             gateway,
             work,
-            keep_at_shutdown: pause
-                .at_shutdown
-                .then(|| (Arc::clone(&sandboxes), pause.checkpoints_at_shutdown_within)),
+            keep_at_shutdown: pause.at_shutdown.then(|| Arc::clone(&sandboxes)),
             connections: TaskTracker::new(),
             streams,
             background: TaskTracker::new(),
@@ -502,8 +496,8 @@ impl Server {
         let begun = async {
             self.gateway.requests.close();
             self.gateway.requests.wait().await;
-            if let Some((sandboxes, checkpoints_within)) = &self.keep_at_shutdown {
-                sandboxes.keep_all(*checkpoints_within).await;
+            if let Some(sandboxes) = &self.keep_at_shutdown {
+                sandboxes.keep_all().await;
             }
             self.work.close();
             self.work.wait().await;

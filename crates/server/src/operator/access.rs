@@ -136,7 +136,7 @@ pub(super) async fn open(
         upgrade,
         stream,
         ending: traffic.ending.clone(),
-        stopping: operator.sandboxes.stopping.clone(),
+        stopping: operator.sandboxes.work.stopping().clone(),
         permit,
     };
     operator.streams.spawn(relay.run());

@@ -15,7 +15,6 @@ use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
 use crate::injections::SandboxInjections;
 use crate::outcome::EndReason;
-use crate::records::LifecycleEvent;
 
 /// Why the sandboxes of an earlier start could not be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +35,7 @@ impl Sandboxes {
         let sealed = self.rows.sandbox_injections_list().await?;
         let injections: BTreeMap<SandboxId, SandboxInjections> = sealed
             .iter()
-            .filter_map(|(id, sealed)| Some((id.clone(), self.injections.open_sandbox(id, sealed)?)))
+            .filter_map(|(id, sealed)| Some((id.clone(), self.policies.injections.open_sandbox(id, sealed)?)))
             .collect();
         let mut wanted = Vec::new();
         for row in &rows {
@@ -64,27 +63,24 @@ impl Sandboxes {
                 }
                 let entry = self.register(&row, admission, injections.get(&row.id));
                 if row.state == State::Paused {
-                    self.records.stop_sampling(&row.id);
+                    self.tracked.records.stop_sampling(&row.id);
                     let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
                     self.retain(&entry.turn().await, paused_us);
                 } else {
-                    self.records.start_sampling(&row);
-                    self.deadlines.set(&row.id, row.end_us);
+                    self.tracked.runs(&row);
                 }
                 count += 1;
             } else {
                 self.rows.sandbox_delete(&row.id).await?;
-                self.records.track(&row);
+                self.tracked.records.track(&row);
                 // No client knows any other.
                 if was_known {
-                    self.metrics.end(EndReason::Lost);
-                    self.records
-                        .log_event(&row.id, &LifecycleEvent::Ending(EndReason::Lost));
+                    self.tracked.has_ended(&row.id, EndReason::Lost);
                 }
-                self.records.end(&row.id);
+                self.tracked.records.end(&row.id);
             }
         }
-        self.store.records_end_orphans(self.clock.now_us()).await?;
+        self.store().records_end_orphans(self.clock.now_us()).await?;
         Ok(count)
     }
 

@@ -151,7 +151,7 @@ impl Sandboxes {
         match result {
             Ok(result) => result,
             Err(_) => {
-                self.metrics.create(CreateOutcome::Failed);
+                self.tracked.metrics.create(CreateOutcome::Failed);
                 // The task panicked at an unknown point; what it left is removed like a failed start.
                 let sandboxes = Arc::clone(self);
                 self.work.spawn(async move { sandboxes.discard_all(&ids).await });
@@ -171,12 +171,12 @@ impl Sandboxes {
         if let Ok(created) = &result
             && decided.swap(true, Ordering::AcqRel)
         {
-            if let Some(entry) = self.registry.get(&created.row.id) {
+            if let Some(entry) = self.tracked.registry.get(&created.row.id) {
                 self.stop(&entry).await;
             }
             result = Err(CreateError::TimedOut);
         }
-        self.metrics.create(match &result {
+        self.tracked.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
             Err(CreateError::NoCapacity { .. } | CreateError::Busy { team_limit: None }) => CreateOutcome::NoCapacity,
             Err(CreateError::Busy { team_limit: Some(_) }) => CreateOutcome::Limited,
@@ -219,10 +219,10 @@ impl Sandboxes {
             creating: _creating,
         } = create;
         let (timeout_s, env_vars) = (spec.timeout_s, std::mem::take(&mut spec.env_vars));
-        let changes = self.injections.changes();
+        let changes = self.policies.injections.changes();
         let context = self.policies.context_of(&team, Some(&injections)).await?;
         let mut row = self.row_of(id, team, user, spec);
-        row.injections_sealed = self.injections.seal_sandbox(&row.id, &injections)?;
+        row.injections_sealed = self.policies.injections.seal_sandbox(&row.id, &injections)?;
         row.environment_sealed = self.seal_environment(&row.id, &env_vars)?;
         // Also if its memory cannot be restored: the row comes first.
         row.authority_of = build.memory.as_ref().map(|memory| memory.authority.clone());
@@ -255,29 +255,8 @@ impl Sandboxes {
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                if matches!(error, NodeError::Unreachable(_)) {
-                    // The sandbox may have started nevertheless.
-                    self.discard(&row.id).await;
-                } else {
-                    self.forget(&row.id).await;
-                }
-                return Err(match error {
-                    NodeError::Capacity(why) => CreateError::NoCapacity {
-                        why,
-                        retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
-                    },
-                    NodeError::Busy { owner_limit } => CreateError::Busy {
-                        team_limit: owner_limit,
-                    },
-                    NodeError::Unavailable(_) => CreateError::NotFetched(error),
-                    NodeError::NotFound(_)
-                    | NodeError::NoLayer(_)
-                    | NodeError::Refused(_)
-                    | NodeError::Unsupported(_)
-                    | NodeError::Cancelled
-                    | NodeError::Failed(_)
-                    | NodeError::Unreachable(_) => CreateError::Node(error),
-                });
+                self.give_up_start(&row.id, &error).await;
+                return Err(self.not_started(error));
             }
         };
 
@@ -300,33 +279,69 @@ impl Sandboxes {
             }
         };
 
-        // The start does not count as lifetime, so the times are taken now.
-        let now_us = self.clock.now_us();
-        let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
-        let version = known_version(&started.agent_version);
-        let clock = Instant::now();
-        let change = self
-            .rows
-            .sandbox_started(&row.id, row.version, now_us, end_us, version)
-            .await;
-        store_time += clock.elapsed();
-        let row = match change {
-            Ok(Change::Applied(row)) => row,
-            Ok(Change::Stale | Change::Missing) => {
-                self.discard(&row.id).await;
-                return Err(CreateError::Died);
-            }
-            Err(error) => {
-                self.discard(&row.id).await;
-                return Err(error.into());
-            }
-        };
+        let (row, took) = self.store_start(row, &started.agent_version, timeout_s).await?;
+        store_time += took;
         self.announce(&row, &entry, changes).await?;
         let mut stages = vec![Stage::new("store", store_time)];
         stages.extend(started.stages);
         stages.extend(prepared);
         stages.extend(ready);
         Ok(Created { row, stages })
+    }
+
+    /// Stores that a sandbox runs which the node has started, and returns how long that took. If it fails, the sandbox is ended.
+    pub(super) async fn store_start(
+        self: &Arc<Self>,
+        row: SandboxRow,
+        agent_version: &str,
+        timeout_s: u32,
+    ) -> Result<(SandboxRow, Duration), CreateError> {
+        // The start does not count as lifetime, so the times are taken now.
+        let now_us = self.clock.now_us();
+        let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
+        let version = known_version(agent_version);
+        let clock = Instant::now();
+        let change = self
+            .rows
+            .sandbox_started(&row.id, row.version, now_us, end_us, version)
+            .await;
+        let error = match change {
+            Ok(Change::Applied(row)) => return Ok((row, clock.elapsed())),
+            Ok(Change::Stale | Change::Missing) => CreateError::Died,
+            Err(error) => error.into(),
+        };
+        self.discard(&row.id).await;
+        Err(error)
+    }
+
+    /// Removes what there is of a sandbox that the node has not started.
+    pub(super) async fn give_up_start(self: &Arc<Self>, id: &SandboxId, error: &NodeError) {
+        match error {
+            // It may have started nevertheless.
+            NodeError::Unreachable(_) => self.discard(id).await,
+            _ => self.forget(id).await,
+        }
+    }
+
+    /// Why there is no sandbox, which the node has not started.
+    pub(super) fn not_started(&self, error: NodeError) -> CreateError {
+        match error {
+            NodeError::Capacity(why) => CreateError::NoCapacity {
+                why,
+                retry_after_s: self.tracked.deadlines.capacity_retry_s(&self.clock),
+            },
+            NodeError::Busy { owner_limit } => CreateError::Busy {
+                team_limit: owner_limit,
+            },
+            NodeError::Unavailable(_) => CreateError::NotFetched(error),
+            NodeError::NotFound(_)
+            | NodeError::NoLayer(_)
+            | NodeError::Refused(_)
+            | NodeError::Unsupported(_)
+            | NodeError::Cancelled
+            | NodeError::Failed(_)
+            | NodeError::Unreachable(_) => CreateError::Node(error),
+        }
     }
 
     /// Announces a sandbox whose row says that it runs. `changes` are the rules and secrets from which its policy was made.
@@ -340,13 +355,12 @@ impl Sandboxes {
             self.discard(&row.id).await;
             return Err(CreateError::Died);
         }
-        if self.injections.changes() != changes {
+        if self.policies.injections.changes() != changes {
             // A rule or a secret was changed while the sandbox was starting, when nobody could find it among those that run.
             self.apply_again(entry).await;
         }
-        self.deadlines.set(&row.id, row.end_us);
-        self.records.start_sampling(row);
-        self.records.log_event(&row.id, &LifecycleEvent::Created(row));
+        self.tracked.runs(row);
+        self.tracked.log(&row.id, &LifecycleEvent::Created(row));
         Ok(())
     }
 
@@ -374,7 +388,7 @@ impl Sandboxes {
             is_trusted: build.image == Image::Base && build.start.is_none(),
         };
         let prepared = self.repositories.prepare(target, repositories).await;
-        self.metrics.repositories(repositories.len(), &prepared);
+        self.tracked.metrics.repositories(repositories.len(), &prepared);
         let result = match prepared {
             Ok(_) => self.node.set_egress(&row.id, egress).await.map_err(CreateError::Node),
             Err(error) => Err(error.into()),
@@ -447,7 +461,7 @@ impl Sandboxes {
     pub(super) fn init_of(&self, row: &SandboxRow, build: &BuildSpec, env_vars: EnvVars) -> Init {
         Init {
             env_vars: Some(env_vars.into_map()),
-            access_token: Some(self.tokens.access_token(&row.id).expose_secret().to_owned()),
+            access_token: Some(self.policies.tokens.access_token(&row.id).expose_secret().to_owned()),
             timestamp: Some(rfc3339(self.clock.now_us())),
             default_user: Some(build.user.clone().unwrap_or_else(|| DEFAULT_USER.to_owned())),
             default_workdir: build.workdir.clone(),

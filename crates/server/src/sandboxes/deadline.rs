@@ -49,12 +49,11 @@ impl Sandboxes {
         let before_us = turn.end_us();
         let row = turn.changed(change)?;
         if row.end_us != before_us {
-            self.records
-                .log_event(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
+            self.tracked.log(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }
         match self.at_deadline(&turn) {
             // Not before this task has given up its turn.
-            AtDeadline::Nothing | AtDeadline::Pause => self.deadlines.set(&row.id, row.end_us),
+            AtDeadline::Nothing | AtDeadline::Pause => self.tracked.deadlines.set(&row.id, row.end_us),
             // Gone for every request after this one, without waiting for the deadline task.
             AtDeadline::Expire => {
                 self.begin_stop(entry, EndReason::Expired);
@@ -81,10 +80,12 @@ impl Sandboxes {
             let due = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                due = self.deadlines.due(&self.clock) => due,
+                due = self.tracked.deadlines.due(&self.clock) => due,
             };
             for id in due {
-                let Some(entry) = self.registry.get(&id) else { continue };
+                let Some(entry) = self.tracked.registry.get(&id) else {
+                    continue;
+                };
                 let sandboxes = Arc::clone(&self);
                 self.work.spawn(async move { sandboxes.expire(&entry).await });
             }

@@ -30,14 +30,14 @@ pub(crate) enum AbsentError {
 impl Sandboxes {
     /// The entry of a team's sandbox, for operations that change it.
     pub(crate) async fn entry_of_team(&self, id: &SandboxId, team: &TeamId) -> Result<Arc<SandboxEntry>, AbsentError> {
-        if let Some(entry) = self.registry.get(id) {
+        if let Some(entry) = self.tracked.registry.get(id) {
             return if entry.team == *team {
                 Ok(entry)
             } else {
                 Err(AbsentError::Unknown)
             };
         }
-        let row = self.store.sandbox_by_id(id).await?;
+        let row = self.store().sandbox_by_id(id).await?;
         match row.filter(|row| row.team_id == *team) {
             Some(row) => Err(self.absent(&row).await?),
             None => Err(AbsentError::Unknown),
@@ -52,7 +52,7 @@ impl Sandboxes {
         }
         let node = match &row.node_id {
             Some(id) => self
-                .store
+                .store()
                 .node_by_id(id)
                 .await?
                 .map_or_else(|| id.to_string(), |node| node.name),

@@ -12,22 +12,23 @@
 //! before that leaves no child, and the parent runs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::id::{SandboxId, UserId};
 use model::lifecycle::State;
 use model::lifecycle::command::{Command, Refusal};
 use model::sandbox::{EnvVars, LifecycleSpec};
 use protocol::node::{Boot, ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
-use store::Change;
 use store::error::StoreError;
 use store::sandboxes::{NewSandbox, SandboxRow};
 
 use super::Sandboxes;
 use super::backoff::TooEarly;
 use super::change::ChangeError;
-use super::create::{CreateError, known_version};
+use super::create::CreateError;
 use super::entry::{Attempt, SandboxEntry, Turn};
 use super::lifecycle::to_json;
+use super::pause::within;
 use crate::admission::AdmissionError;
 use crate::admission::quota::{ResourceUse, TeamQuota};
 use crate::builds::recipe::BuildSpec;
@@ -36,6 +37,9 @@ use crate::injections::SandboxInjections;
 use crate::outcome::CreateOutcome;
 use crate::records::LifecycleEvent;
 use crate::seal::SealError;
+
+/// How long the node may take to copy a sandbox and to start its children. The sandbox cannot be changed meanwhile.
+const FORK_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// How a sandbox is forked.
 #[derive(Debug)]
@@ -191,7 +195,7 @@ impl Sandboxes {
             Vec::new()
         } else {
             let id = entry.id.clone();
-            match self.node.fork(ForkSandbox { id, children: forked }).await {
+            match within(FORK_TIMEOUT, self.node.fork(ForkSandbox { id, children: forked })).await {
                 Ok(started) => started,
                 Err(error) => {
                     self.give_up_children(&children, &error).await;
@@ -216,7 +220,7 @@ impl Sandboxes {
                     announced.map_err(ChildError::from)
                 }
             };
-            self.metrics.create(match &result {
+            self.tracked.metrics.create(match &result {
                 Ok(_) => CreateOutcome::Created,
                 Err(ChildError::Admission(AdmissionError::OverQuota(_))) => CreateOutcome::Limited,
                 Err(ChildError::Create(CreateError::Busy { team_limit: Some(_) })) => CreateOutcome::Limited,
@@ -229,7 +233,7 @@ impl Sandboxes {
             results.push(result);
         }
         let count = results.iter().filter(|result| result.is_ok()).count();
-        self.records.log_event(&entry.id, &LifecycleEvent::Forked(count));
+        self.tracked.log(&entry.id, &LifecycleEvent::Forked(count));
         Ok(results)
     }
 
@@ -251,16 +255,16 @@ impl Sandboxes {
     }
 
     async fn parent(&self, id: &SandboxId) -> Result<Parent, ForkError> {
-        let changes = self.injections.changes();
-        let row = self.store.sandbox_by_id(id).await?;
+        let changes = self.policies.injections.changes();
+        let row = self.store().sandbox_by_id(id).await?;
         let row = row.ok_or(ForkError::State(ChangeError::Gone))?;
         // Builds stay as long as sandboxes have been started from them, also those of deleted templates.
-        let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;
+        let build = self.store().build_by_id(&row.template_id, &row.build_id).await?;
         Ok(Parent {
             boot: self.restart_of(&row).await?.boot,
             build: build.as_ref().and_then(BuildSpec::of).unwrap_or_else(BuildSpec::base),
             environment: self.environment_of(id).await?,
-            injections: self.injections.of_sandbox(id).await?,
+            injections: self.policies.injections.of_sandbox(id).await?,
             row,
             changes,
         })
@@ -287,7 +291,7 @@ impl Sandboxes {
         };
         let injections = match &parent.injections {
             None => None,
-            Some(injections) => self.injections.seal_sandbox(id, injections)?,
+            Some(injections) => self.policies.injections.seal_sandbox(id, injections)?,
         };
         Ok(NewSandbox {
             id: id.clone(),
@@ -345,53 +349,18 @@ impl Sandboxes {
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                self.give_up_child(&row.id, &error).await;
-                return Err(match error {
-                    NodeError::Capacity(why) => CreateError::NoCapacity {
-                        why,
-                        retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
-                    },
-                    NodeError::Busy { owner_limit } => CreateError::Busy {
-                        team_limit: owner_limit,
-                    },
-                    error => CreateError::Node(error),
-                });
+                self.give_up_start(&row.id, &error).await;
+                return Err(self.not_started(error));
             }
         };
-        // The fork does not count as lifetime, so the times are taken now.
-        let now_us = self.clock.now_us();
-        let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
-        let version = known_version(&started.agent_version);
-        let change = self
-            .rows
-            .sandbox_started(&row.id, row.version, now_us, end_us, version)
-            .await;
-        let row = match change {
-            Ok(Change::Applied(row)) => row,
-            Ok(Change::Stale | Change::Missing) => {
-                self.discard(&row.id).await;
-                return Err(CreateError::Died);
-            }
-            Err(error) => {
-                self.discard(&row.id).await;
-                return Err(error.into());
-            }
-        };
+        let (row, _) = self.store_start(row, &started.agent_version, timeout_s).await?;
         self.announce(&row, &entry, parent.changes).await?;
         Ok(row)
     }
 
-    async fn give_up_child(self: &Arc<Self>, id: &SandboxId, error: &NodeError) {
-        match error {
-            // It may have started nevertheless.
-            NodeError::Unreachable(_) => self.discard(id).await,
-            _ => self.forget(id).await,
-        }
-    }
-
     async fn give_up_children(self: &Arc<Self>, children: &[Result<Child, ChildError>], error: &NodeError) {
         for child in children.iter().flatten() {
-            self.give_up_child(&child.row.id, error).await;
+            self.give_up_start(&child.row.id, error).await;
         }
     }
 

@@ -85,11 +85,11 @@ impl Sandboxes {
         let sandboxes = Arc::clone(self);
         let (team, name) = (team.clone(), name.to_owned());
         let task = self.work.spawn(async move {
-            sandboxes.injections.note_change();
+            sandboxes.policies.injections.note_change();
             let refers =
                 |row: &SandboxRow, rules: &HeaderRules| row.team_id == team && rules.secrets().contains(name.as_str());
             if let Err(error) = sandboxes.apply_to_those_that_refer(refers).await {
-                sandboxes.metrics.store_error();
+                sandboxes.tracked.metrics.store_error();
                 tracing::error!(error = %Chain(&error), "cannot apply a changed secret");
             }
         });
@@ -98,7 +98,7 @@ impl Sandboxes {
 
     /// Applies the secrets as they are now to all sandboxes that refer to any.
     pub(super) async fn apply_secrets(&self) -> Result<(), StoreError> {
-        self.injections.note_change();
+        self.policies.injections.note_change();
         self.apply_to_those_that_refer(|_, rules| !rules.secrets().is_empty())
             .await
     }
@@ -112,7 +112,7 @@ impl Sandboxes {
                 continue;
             }
             // Without an entry it is ending. One that is being created notices the change at its end.
-            let Some(entry) = self.registry.get(&row.id) else {
+            let Some(entry) = self.tracked.registry.get(&row.id) else {
                 continue;
             };
             match self.apply_policy(&entry).await {
@@ -128,7 +128,7 @@ impl Sandboxes {
     /// Makes the policy of a sandbox again and applies it.
     async fn apply_policy(&self, entry: &Arc<SandboxEntry>) -> Result<(), ChangeError> {
         let turn = entry.turn_unless_refused(Command::Change).await?;
-        let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+        let row = self.store().sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         self.set_policy(&turn, &row).await
     }
 }

@@ -50,38 +50,39 @@ impl Sandboxes {
         update: InjectionUpdate,
     ) -> Result<(), ChangeError> {
         let turn = entry.turn_unless_refused(Command::Change).await?;
-        let mut row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+        let mut row = self.store().sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let injections = match update {
             InjectionUpdate::Replace(injections) => injections,
             InjectionUpdate::Token(token) => {
                 let has_repositories;
                 (row, has_repositories) = self.store_repository_token(&turn, row, &token).await?;
-                let after = match self.injections.of_sandbox(&row.id).await? {
-                    Some(before) => self.injections.with_token(before, &token).await?,
+                let after = match self.policies.injections.of_sandbox(&row.id).await? {
+                    Some(before) => self.policies.injections.with_token(before, &token).await?,
                     None => None,
                 };
                 match after {
                     Some(after) => after,
                     None if has_repositories => {
-                        self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
+                        self.tracked.log(&row.id, &LifecycleEvent::InjectionsChanged);
                         return self.set_policy(&turn, &row).await;
                     }
                     None => return Err(ChangeError::NoToken),
                 }
             }
         };
-        let sealed = self.injections.seal_sandbox(&row.id, &injections)?;
+        let sealed = self.policies.injections.seal_sandbox(&row.id, &injections)?;
         let change = self.rows.sandbox_set_injections(&row.id, row.version, sealed.as_ref());
         let row = turn.changed(change.await)?;
         turn.set_saved_rules(injections.saved_rules());
-        self.records.log_event(&row.id, &LifecycleEvent::InjectionsChanged);
+        self.tracked.log(&row.id, &LifecycleEvent::InjectionsChanged);
         self.set_policy(&turn, &row).await
     }
 
     /// Applies a changed or deleted rule to the running sandboxes that refer to it.
     pub(crate) async fn apply_rule(self: &Arc<Self>, id: &str) {
-        self.injections.note_change();
+        self.policies.injections.note_change();
         let entries: Vec<_> = self
+            .tracked
             .registry
             .all_running()
             .into_iter()
@@ -102,7 +103,7 @@ impl Sandboxes {
         let applied = async {
             let turn = entry.turn_of(Command::Change).await;
             turn.check(Command::Change)?;
-            let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+            let row = self.store().sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
             self.set_policy(&turn, &row).await
         };
         self.log_not_applied(&entry.id, applied.await);
@@ -128,7 +129,7 @@ impl Sandboxes {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(FOLLOW_INTERVAL) => {}
             }
-            let running = self.registry.all_running();
+            let running = self.tracked.registry.all_running();
             if running.is_empty() {
                 // Nothing is known about changes before the next sandbox.
                 seen = Followed::default();
@@ -137,15 +138,15 @@ impl Sandboxes {
             for entry in running.iter().filter(|entry| entry.is_policy_pending()) {
                 self.apply_again(entry).await;
             }
-            if let Ok(stamp) = self.store.injection_rule_stamp().await
+            if let Ok(stamp) = self.store().injection_rule_stamp().await
                 && seen.rules.replace(stamp) != Some(stamp)
             {
-                self.injections.note_change();
+                self.policies.injections.note_change();
                 for entry in running.iter().filter(|entry| entry.uses_rules()) {
                     self.apply_again(entry).await;
                 }
             }
-            if let Ok(stamp) = self.store.secret_stamp().await
+            if let Ok(stamp) = self.store().secret_stamp().await
                 && seen.secrets != Some(stamp)
             {
                 match self.apply_secrets().await {

@@ -49,7 +49,7 @@ impl Sandboxes {
 
     async fn set_egress_on_task(&self, entry: &Arc<SandboxEntry>, update: EgressUpdate) -> Result<(), ChangeError> {
         let turn = entry.turn_unless_refused(Command::Change).await?;
-        let row = self.store.sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
+        let row = self.store().sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let allow_internet_access = update.allow_internet_access;
         let https_ports = update.https_ports.clone();
         let network = replace_egress(&row, update).map(|network| self.policies.to_json(&row.id, &network));
@@ -57,7 +57,7 @@ impl Sandboxes {
             .rows
             .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
         let row = turn.changed(change.await)?;
-        self.records.log_event(&row.id, &LifecycleEvent::NetworkChanged);
+        self.tracked.log(&row.id, &LifecycleEvent::NetworkChanged);
         if let Some(ports) = https_ports {
             turn.set_https_ports(ports);
         }
@@ -67,7 +67,7 @@ impl Sandboxes {
     /// Applies the policy of a row. If it fails, it is tried again every few seconds, see [`Self::follow_rules`].
     pub(super) async fn set_policy(&self, turn: &Turn<'_>, row: &SandboxRow) -> Result<(), ChangeError> {
         turn.set_policy_pending(true);
-        let applied = self.node.set_egress(&row.id, self.policy_of(row).await?);
+        let applied = self.node.set_egress(&row.id, self.policies.of_row(row).await?);
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(())) => {
                 turn.set_policy_pending(false);

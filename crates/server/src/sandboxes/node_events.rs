@@ -14,7 +14,6 @@ use super::Sandboxes;
 use super::entry::SandboxEntry;
 use crate::chain::Chain;
 use crate::outcome::EndReason;
-use crate::records::LifecycleEvent;
 
 /// Pause before subscribing again, after a subscription has ended or failed.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -63,7 +62,7 @@ impl Sandboxes {
     async fn subscribe_again(&self) -> (NodeEvents, Vec<SandboxId>) {
         loop {
             tokio::time::sleep(PAUSE).await;
-            let running = self.registry.all_present();
+            let running = self.tracked.registry.all_present();
             match self.node.subscribe().await {
                 Ok(events) => return (events, running.iter().map(|entry| entry.id.clone()).collect()),
                 Err(error) => tracing::warn!(error = %Chain(&error), "cannot subscribe to the events of the node"),
@@ -75,18 +74,18 @@ impl Sandboxes {
         match event {
             NodeEvent::Log(entry) => {
                 if let Some(entry) = self.pool.keep_log(entry) {
-                    self.records.log_from_node(entry);
+                    self.tracked.records.log_from_node(entry);
                 }
             }
-            NodeEvent::DiskStops(disk_stops) => self.metrics.disk_stops(disk_stops),
-            NodeEvent::Throttles(throttles) => self.metrics.throttles(throttles),
+            NodeEvent::DiskStops(disk_stops) => self.tracked.metrics.disk_stops(disk_stops),
+            NodeEvent::Throttles(throttles) => self.tracked.metrics.throttles(throttles),
             NodeEvent::Ending(id) => self.cut_streams(&id),
             NodeEvent::Exited(id) if !draining.is_cancelled() => self.handle_exit(&id),
             // The next start detects it.
             NodeEvent::Exited(_) => {}
             NodeEvent::Snapshot(snapshot) => {
-                self.metrics.disk_stops(snapshot.disk_stops);
-                self.metrics.throttles(snapshot.throttles);
+                self.tracked.metrics.disk_stops(snapshot.disk_stops);
+                self.tracked.metrics.throttles(snapshot.throttles);
                 if !draining.is_cancelled() {
                     self.apply_snapshot(running, &snapshot);
                 }
@@ -112,7 +111,7 @@ impl Sandboxes {
     }
 
     fn cut_streams(&self, id: &SandboxId) {
-        if let Some(entry) = self.registry.get(id) {
+        if let Some(entry) = self.tracked.registry.get(id) {
             entry.cut();
         }
     }
@@ -121,7 +120,9 @@ impl Sandboxes {
     fn handle_exit(self: &Arc<Self>, id: &SandboxId) {
         // First, because a claim adds it to the registry before it takes it out of the pool.
         self.pool.exited(id);
-        let Some(entry) = self.registry.get(id) else { return };
+        let Some(entry) = self.tracked.registry.get(id) else {
+            return;
+        };
         entry.cut();
         match entry.exit() {
             (State::Creating, Arrival::Run) => {
@@ -129,8 +130,7 @@ impl Sandboxes {
             }
             (_, Arrival::Run) => {
                 tracing::info!(sandbox.id = %id, "sandbox ended by itself");
-                self.metrics.end(EndReason::Exited);
-                self.records.log_event(id, &LifecycleEvent::Ending(EndReason::Exited));
+                self.tracked.has_ended(id, EndReason::Exited);
                 let (sandboxes, id) = (Arc::clone(self), id.clone());
                 self.work.spawn(async move { sandboxes.forget(&id).await });
             }
@@ -160,8 +160,7 @@ impl Sandboxes {
         drop(turn);
         let id = &entry.id;
         tracing::info!(sandbox.id = %id, "a paused sandbox ended by itself");
-        self.metrics.end(EndReason::Exited);
-        self.records.log_event(id, &LifecycleEvent::Ending(EndReason::Exited));
+        self.tracked.has_ended(id, EndReason::Exited);
         self.forget(id).await;
     }
 }

@@ -27,7 +27,6 @@ use super::lifecycle::to_json;
 use super::unrecorded::Unrecorded;
 use crate::admission::capacity::NoCapacity;
 use crate::admission::quota::OverQuota;
-use crate::agent::Agent;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::outcome::{EndReason, PauseReason};
@@ -146,13 +145,7 @@ impl Sandboxes {
         request: PauseRequest,
     ) -> Result<(), PauseError> {
         if entry.state() == State::Running {
-            let agent = Agent {
-                node: &self.node,
-                id: &entry.id,
-                token: entry.access_token.clone(),
-                work: &self.work,
-            };
-            let health = tokio::time::timeout(HEALTH_TIMEOUT, agent.health()).await;
+            let health = tokio::time::timeout(HEALTH_TIMEOUT, self.agent(&entry.id).health()).await;
             if !matches!(health, Ok(Ok(()))) {
                 return Err(PauseError::Unhealthy);
             }
@@ -185,10 +178,11 @@ impl Sandboxes {
         if !matches!(turn.state(), State::Pausing | State::Resuming) {
             return;
         }
-        let row = match self.store.sandbox_by_id(&entry.id).await {
+        let row = match self.store().sandbox_by_id(&entry.id).await {
             Ok(row) => row,
             Err(error) => {
-                self.log_store_error(&error, &entry.id, "cannot read the row of a sandbox");
+                self.tracked
+                    .log_store_error(&error, &entry.id, "cannot read the row of a sandbox");
                 None
             }
         };
@@ -217,7 +211,7 @@ impl Sandboxes {
                 end_us: row.end_us,
                 agent_version: None,
             };
-            if let Some(row) = self.record(&turn, running).await {
+            if let Some(row) = self.recording.record(&turn, running).await {
                 turn.follow(&row);
             }
         }
@@ -227,7 +221,7 @@ impl Sandboxes {
         turn.force_count(CountedAs::Running);
         turn.reopen();
         let again_us = self.clock.now_us() + PAUSE_RETRY_US;
-        self.deadlines.set(&entry.id, entry.end_us().max(again_us));
+        self.tracked.deadlines.set(&entry.id, entry.end_us().max(again_us));
     }
 
     /// Has the node pause a sandbox.
@@ -261,7 +255,7 @@ impl Sandboxes {
             biased;
             paused = &mut pausing => return paused,
             () = turn.pause_cancelled() => {}
-            () = self.checkpoint_deadline.cancelled(), if keep == Kept::Checkpoint => {
+            () = self.work.checkpoints_ended(), if keep == Kept::Checkpoint => {
                 cancel.cancel();
                 return pausing.await;
             }
@@ -281,11 +275,11 @@ impl Sandboxes {
         } = request;
         let is_written_next = keep == Kept::Memory && self.writes_later();
         let keep = match keep {
-            Kept::Memory if self.defaults.processes_on_disk && !is_written_next => Kept::Checkpoint,
+            Kept::Memory if self.defaults.pause.processes_on_disk && !is_written_next => Kept::Checkpoint,
             keep => keep,
         };
         let id = &turn.id;
-        self.settle(turn).await?;
+        self.recording.settle(turn).await?;
         // What its disk takes is not known yet.
         let counted = CountedAs::Paused { keep, disk_bytes: 1 };
         if is_limited {
@@ -308,12 +302,12 @@ impl Sandboxes {
             Ok(row) => row,
             Err(error) => {
                 self.keep_running(turn);
-                self.doubt(turn);
+                self.recording.doubt(turn);
                 return Err(error.into());
             }
         };
         turn.set_lifecycle(lifecycle);
-        self.deadlines.remove(id);
+        self.tracked.deadlines.remove(id);
         turn.cut();
         // While the node writes to disk. A pause that is cancelled does not wait for it.
         let rows = self.rows.clone();
@@ -327,9 +321,9 @@ impl Sandboxes {
             None => Ok(()),
         };
         self.finish_pause(turn, paused, self.clock.now_us(), None).await;
-        self.records.stop_sampling(id);
-        self.records.log_event(id, &LifecycleEvent::Paused(reason, paused.kept));
-        self.metrics.pause(reason);
+        self.tracked.records.stop_sampling(id);
+        self.tracked.log(id, &LifecycleEvent::Paused(reason, paused.kept));
+        self.tracked.metrics.pause(reason);
         let PausedSandbox {
             kept,
             memory_bytes,
@@ -362,7 +356,7 @@ impl Sandboxes {
             resume_error,
         };
         // Its processes have stopped, so it is paused, whether or not that can be recorded now.
-        self.record(turn, state).await;
+        self.recording.record(turn, state).await;
         turn.force_count(CountedAs::Paused { keep: kept, disk_bytes });
         if kept != Kept::Memory {
             turn.leave_host();
@@ -372,10 +366,10 @@ impl Sandboxes {
 
     /// Has a paused sandbox end when it has been paused for as long as the operator keeps any.
     pub(super) fn retain(&self, turn: &Turn<'_>, paused_us: i64) {
-        if let Some(seconds) = self.defaults.retention_s {
+        if let Some(seconds) = self.defaults.pause.retention_s {
             let until_us = paused_us.saturating_add(i64::from(seconds) * SECOND_US);
             turn.set_retained_until(until_us);
-            self.deadlines.set(&turn.id, until_us);
+            self.tracked.deadlines.set(&turn.id, until_us);
         }
     }
 
@@ -387,7 +381,7 @@ impl Sandboxes {
         turn.set_policy_pending(true);
         if turn.apply(Transition::Failed).is_some() {
             let again_us = self.clock.now_us() + PAUSE_RETRY_US;
-            self.deadlines.set(&turn.id, turn.end_us().max(again_us));
+            self.tracked.deadlines.set(&turn.id, turn.end_us().max(again_us));
         }
     }
 
@@ -408,7 +402,7 @@ impl Sandboxes {
             end_us: row.end_us,
             agent_version: None,
         };
-        self.record(turn, running).await;
+        self.recording.record(turn, running).await;
         self.keep_running(turn);
         if turn.state() == State::Running {
             let applied = self.set_policy(turn, &row).await;
@@ -454,7 +448,9 @@ impl Sandboxes {
                 }
                 // It has another deadline, at which it is tried again.
                 Err(PauseError::Store(error)) => {
-                    return self.log_store_error(&error, &entry.id, "cannot pause a sandbox at its deadline");
+                    return self
+                        .tracked
+                        .log_store_error(&error, &entry.id, "cannot pause a sandbox at its deadline");
                 }
                 Err(
                     PauseError::Node(_)
@@ -466,12 +462,12 @@ impl Sandboxes {
                     | PauseError::TaskFailed,
                 ) => return,
             };
-            self.records.log_event(&entry.id, &LifecycleEvent::PausedOtherwise(why));
+            self.tracked.log(&entry.id, &LifecycleEvent::PausedOtherwise(why));
         }
     }
 
     fn end_at_deadline(self: &Arc<Self>, entry: &Arc<SandboxEntry>, why: &'static str) {
-        self.records.log_event(&entry.id, &LifecycleEvent::NotPaused(why));
+        self.tracked.log(&entry.id, &LifecycleEvent::NotPaused(why));
         self.begin_stop(entry, EndReason::Expired);
     }
 }

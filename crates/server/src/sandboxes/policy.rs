@@ -178,6 +178,16 @@ impl Policies {
         })
     }
 
+    /// What a sandbox with this row may reach now, with the injections that are stored for it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(super) async fn of_row(&self, row: &SandboxRow) -> Result<EgressPolicy, StoreError> {
+        let injections = self.injections.of_sandbox(&row.id).await?;
+        let context = self.context_of(&row.team_id, injections.as_ref()).await?;
+        self.of(row, context).await
+    }
+
     fn read(&self, row: &SandboxRow) -> Result<EgressPolicy, InvalidRow> {
         let mut network = spec_of(row)?.unwrap_or_default();
         if let Some(proxy) = &mut network.egress_proxy

@@ -33,10 +33,10 @@ impl Sandboxes {
             admission,
             ..
         } = create;
-        let changes = self.injections.changes();
+        let changes = self.policies.injections.changes();
         let context = self.policies.context_of(team, Some(injections)).await?;
         let mut new = self.row_of(taken.id().clone(), team.clone(), user.clone(), spec.clone());
-        new.injections_sealed = self.injections.seal_sandbox(&new.id, injections)?;
+        new.injections_sealed = self.policies.injections.seal_sandbox(&new.id, injections)?;
         new.environment_sealed = self.seal_environment(&new.id, &spec.env_vars)?;
         let row = self.rows.sandbox_unstored(new.clone());
         let egress = self.policies.of(&row, context).await?;
@@ -50,7 +50,8 @@ impl Sandboxes {
             taken.finish(false);
             return Ok(None);
         };
-        log.into_iter().for_each(|entry| self.records.log_from_node(entry));
+        log.into_iter()
+            .for_each(|entry| self.tracked.records.log_from_node(entry));
         let request = ClaimSandbox {
             id: row.id.clone(),
             init: self.init_of(&row, build, spec.env_vars.clone()),

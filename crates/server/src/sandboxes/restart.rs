@@ -15,7 +15,6 @@ use store::keys::SealedSecret;
 use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
-use crate::agent::Agent;
 use crate::builds::recipe::{BuildSpec, StartCommand};
 use crate::chain::Chain;
 use crate::records::LifecycleEvent;
@@ -54,7 +53,7 @@ impl Sandboxes {
 
     /// The environment that a sandbox was created with. One that cannot be read is empty.
     pub(super) async fn environment_of(&self, id: &SandboxId) -> Result<EnvVars, StoreError> {
-        let Some(sealed) = self.store.sandbox_environment(id).await? else {
+        let Some(sealed) = self.store().sandbox_environment(id).await? else {
             return Ok(EnvVars::default());
         };
         let read = match self.policies.sealer.open(&owner(id), sealed.as_str()) {
@@ -71,7 +70,7 @@ impl Sandboxes {
     pub(super) async fn restart_of(&self, row: &SandboxRow) -> Result<Restart, StoreError> {
         let environment = self.environment_of(&row.id).await?;
         // Builds stay as long as sandboxes have been started from them, also those of deleted templates.
-        let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;
+        let build = self.store().build_by_id(&row.template_id, &row.build_id).await?;
         let spec = build.as_ref().and_then(BuildSpec::of).unwrap_or_else(BuildSpec::base);
         let mut resources = self.defaults.resources;
         resources.cpu_count = row.cpu_count;
@@ -92,12 +91,7 @@ impl Sandboxes {
     pub(super) async fn run_again(&self, id: &SandboxId, restart: &Restart) -> Option<Stage> {
         let start = restart.start.as_ref()?;
         let clock = Instant::now();
-        let agent = Agent {
-            node: &self.node,
-            id,
-            token: self.tokens.access_token(id),
-            work: &self.work,
-        };
+        let agent = self.agent(id);
         let failed = match tokio::time::timeout(READY, become_ready(&agent, start, Waiting::Client)).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => {
@@ -107,7 +101,7 @@ impl Sandboxes {
             Err(_) => Some("the ready command did not succeed in time"),
         };
         if let Some(why) = failed {
-            self.records.log_event(id, &LifecycleEvent::NotReady(why));
+            self.tracked.log(id, &LifecycleEvent::NotReady(why));
         }
         Some(Stage::new("start-command", clock.elapsed()))
     }

@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use model::lifecycle::command::{Arrival, AtTurn, Command, Resume};
 use model::lifecycle::{Kept, Transition};
-use model::network::EgressPolicy;
 use model::sandbox::LifecycleSpec;
 use protocol::node::{NodeError, ResumeSandbox, Stage};
-use store::error::StoreError;
 use store::sandboxes::{Pause, Resumption, SandboxRow};
 use tokio_util::sync::CancellationToken;
 
@@ -84,13 +82,13 @@ impl Sandboxes {
             let command = Command::Resume(sandboxes.resume_of(&turn, request));
             match turn.decide(command, arrived) {
                 AtTurn::Run => {
-                    let changes = sandboxes.injections.changes();
+                    let changes = sandboxes.policies.injections.changes();
                     let resumed = sandboxes.resume_in_turn(&turn, request).await;
                     drop(turn);
                     if resumed.is_err() {
                         sandboxes.write_later(&entry);
                     }
-                    if resumed.is_ok() && sandboxes.injections.changes() != changes {
+                    if resumed.is_ok() && sandboxes.policies.injections.changes() != changes {
                         // A rule or a secret was changed meanwhile, when it was not among those that run.
                         sandboxes.apply_again(&entry).await;
                     }
@@ -137,7 +135,7 @@ impl Sandboxes {
         request: ResumeRequest,
     ) -> Result<Connected, PauseError> {
         let id = &turn.id;
-        self.settle(turn).await?;
+        self.recording.settle(turn).await?;
         let counted = turn.counted();
         let restores = matches!(
             counted,
@@ -163,14 +161,14 @@ impl Sandboxes {
             && let Err(error) = self.discard_processes(turn).await
         {
             self.keep_paused(turn, counted);
-            self.doubt(turn);
+            self.recording.doubt(turn);
             return Err(error);
         }
         let row = match self.begin_resume(turn, request).await {
             Ok(row) => follow_node(row, counted),
             Err(error) => {
                 self.keep_paused(turn, counted);
-                self.doubt(turn);
+                self.recording.doubt(turn);
                 return Err(error);
             }
         };
@@ -186,9 +184,8 @@ impl Sandboxes {
                     paused_us: row.paused_us.unwrap_or_else(|| self.clock.now_us()),
                     resume_error: Some(reason_of(&error).to_owned()),
                 };
-                self.record(turn, paused).await;
-                self.records
-                    .log_event(id, &LifecycleEvent::NotResumed(reason_of(&error)));
+                self.recording.record(turn, paused).await;
+                self.tracked.log(id, &LifecycleEvent::NotResumed(reason_of(&error)));
                 self.keep_paused(turn, counted);
                 return Err(error);
             }
@@ -204,7 +201,7 @@ impl Sandboxes {
                 .as_deref()
                 .map(|version| known_version(version).to_owned()),
         };
-        let recorded = self.record(turn, running).await;
+        let recorded = self.recording.record(turn, running).await;
         // It runs, whether or not that can be recorded now.
         let row = recorded.unwrap_or(SandboxRow {
             started_us: now_us,
@@ -218,11 +215,9 @@ impl Sandboxes {
         if turn.apply(Transition::Resumed).is_none() {
             return Err(PauseError::Stopping);
         }
-        self.deadlines.set(id, row.end_us);
-        self.records.start_sampling(&row);
-        self.records
-            .log_event(id, &LifecycleEvent::Resumed(request.reason, &row));
-        self.metrics.resume(request.reason);
+        self.tracked.runs(&row);
+        self.tracked.log(id, &LifecycleEvent::Resumed(request.reason, &row));
+        self.tracked.metrics.resume(request.reason);
         tracing::info!(sandbox.id = %id, reason = request.reason.as_str(), "sandbox resumed");
         Ok(Connected {
             row,
@@ -248,7 +243,7 @@ impl Sandboxes {
 
     /// Gives up what is kept of a paused sandbox besides its disk.
     async fn discard_processes(self: &Arc<Self>, turn: &Turn<'_>) -> Result<(), PauseError> {
-        let Some(row) = self.store.sandbox_by_id(&turn.id).await? else {
+        let Some(row) = self.store().sandbox_by_id(&turn.id).await? else {
             return Err(PauseError::Gone);
         };
         if row.kept == Some(Kept::Filesystem) {
@@ -321,7 +316,7 @@ impl Sandboxes {
         let request = ResumeSandbox {
             id: row.id.clone(),
             kept,
-            egress: self.policy_of(row).await?,
+            egress: self.policies.of_row(row).await?,
             boot: restart.as_ref().map(|restart| restart.boot.clone()),
         };
         let resumed = within(bound(kept), self.node.resume(request)).await;
@@ -344,13 +339,6 @@ impl Sandboxes {
             agent_version: resumed.agent_version,
             stages,
         })
-    }
-
-    /// What a sandbox with this row may reach now.
-    pub(super) async fn policy_of(&self, row: &SandboxRow) -> Result<EgressPolicy, StoreError> {
-        let injections = self.injections.of_sandbox(&row.id).await?;
-        let context = self.policies.context_of(&row.team_id, injections.as_ref()).await?;
-        self.policies.of(row, context).await
     }
 
     /// Connects to a sandbox: resumes it if it is paused, and otherwise extends its deadline.

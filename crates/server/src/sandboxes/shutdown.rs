@@ -5,7 +5,6 @@
 //! manager kills the platform.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use model::lifecycle::{Kept, State};
@@ -21,10 +20,11 @@ use crate::records::LifecycleEvent;
 const AT_ONCE: usize = 8;
 
 impl Sandboxes {
-    /// Pauses every running sandbox, and keeps on disk whatever the node has. Processes are written for as long as `checkpoints_within`.
-    /// Sandboxes that cannot be kept stay as they are, until the host stops.
-    pub(crate) async fn keep_all(self: &Arc<Self>, checkpoints_within: Duration) {
-        let entries = self.registry.all_present();
+    /// Pauses every running sandbox, and keeps on disk whatever the node has. Processes are written for as long as the operator
+    /// allows. Sandboxes that cannot be kept stay as they are, until the host stops.
+    pub(crate) async fn keep_all(self: &Arc<Self>) {
+        let settings = &self.defaults.pause;
+        let entries = self.tracked.registry.all_present();
         // All are looked at nevertheless: one may be about to be resumed, by a request whose client is gone.
         let in_memory = entries
             .iter()
@@ -40,10 +40,10 @@ impl Sandboxes {
         tokio::pin!(keeping);
         tokio::select! {
             () = &mut keeping => return,
-            () = tokio::time::sleep(checkpoints_within), if self.defaults.processes_on_disk => {}
+            () = tokio::time::sleep(settings.checkpoints_at_shutdown_within), if settings.processes_on_disk => {}
         }
         tracing::warn!("no time is left to write processes to disk: files are kept");
-        self.checkpoint_deadline.cancel();
+        self.work.end_checkpoints();
         keeping.await;
     }
 
@@ -77,13 +77,13 @@ impl Sandboxes {
             self.write_to_disk(entry, Kept::Filesystem).await;
             let event = LifecycleEvent::Paused(PauseReason::Shutdown, Kept::Filesystem);
             if !entry.is_in_memory() {
-                self.records.log_event(&entry.id, &event);
+                self.tracked.log(&entry.id, &event);
             }
         }
     }
 
     /// Whether the node is asked to write processes to disk.
     fn writes_checkpoints(&self) -> bool {
-        self.defaults.processes_on_disk && !self.checkpoint_deadline.is_cancelled()
+        self.defaults.pause.processes_on_disk && self.work.has_time_for_checkpoints()
     }
 }

@@ -151,24 +151,24 @@ impl Sandboxes {
         let alias = request.name.map(|name| name.name);
         if let Some(alias) = &alias {
             // Again when it is stored; here before the sandbox stands still for nothing.
-            match self.store.snapshot_name_use(&entry.team, alias).await? {
+            match self.store().snapshot_name_use(&entry.team, alias).await? {
                 NameUse::Free | NameUse::Snapshot => {}
                 taken @ (NameUse::Template | NameUse::Id) => return Err(SnapshotError::NameTaken(taken)),
             }
         }
-        let place = self.copies.place(&entry.team).ok_or(SnapshotError::TooMany)?;
+        let place = self.work.copies.place(&entry.team).ok_or(SnapshotError::TooMany)?;
         // Before the turn of this sandbox: nothing else of this sandbox waits for the copies of others.
         let turn = tokio::select! {
             biased;
             turn = place.turn() => turn,
-            () = self.stopping.cancelled() => return Err(SnapshotError::ServerStopping),
+            () = self.work.stopping().cancelled() => return Err(SnapshotError::ServerStopping),
         };
         let started_us = self.clock.now_us();
         let turn_of_sandbox = entry.turn_of(SNAPSHOT).await;
         turn_of_sandbox.check(SNAPSHOT)?;
-        let row = self.store.sandbox_by_id(&entry.id).await?;
+        let row = self.store().sandbox_by_id(&entry.id).await?;
         let row = row.ok_or(SnapshotError::State(ChangeError::Gone))?;
-        let build = self.store.build_by_id(&row.template_id, &row.build_id).await?;
+        let build = self.store().build_by_id(&row.template_id, &row.build_id).await?;
         let spec = build.as_ref().and_then(BuildSpec::of);
         let spec = spec.ok_or(SnapshotError::Failed(SnapshotBuildError::Invalid))?;
         let copied = within(COPY_TIMEOUT, self.node.copy_disk(&entry.id, request.memory)).await;
@@ -197,10 +197,10 @@ impl Sandboxes {
             biased;
             made = builds.snapshot(source) => made?,
             // What is left of it is removed by the node, or by the next start.
-            () = self.stopping.cancelled() => return Err(SnapshotError::ServerStopping),
+            () = self.work.stopping().cancelled() => return Err(SnapshotError::ServerStopping),
         };
-        self.records
-            .log_event(&entry.id, &LifecycleEvent::Snapshotted(&template, &memory));
+        self.tracked
+            .log(&entry.id, &LifecycleEvent::Snapshotted(&template, &memory));
         Ok(template)
     }
 }

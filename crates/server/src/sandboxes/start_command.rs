@@ -8,7 +8,6 @@ use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
 use super::create::CreateError;
-use crate::agent::Agent;
 use crate::builds::recipe::StartCommand;
 use crate::start_command::{Waiting, become_ready};
 
@@ -24,12 +23,7 @@ impl Sandboxes {
         start: &StartCommand,
     ) -> Result<Stage, CreateError> {
         let clock = Instant::now();
-        let agent = Agent {
-            node: &self.node,
-            id: &row.id,
-            token: self.tokens.access_token(&row.id),
-            work: &self.work,
-        };
+        let agent = self.agent(&row.id);
         let ready = become_ready(&agent, start, Waiting::Client);
         let error = match tokio::time::timeout(Duration::from_secs(READY_S), ready).await {
             Ok(Ok(())) => return Ok(Stage::new("start-command", clock.elapsed())),

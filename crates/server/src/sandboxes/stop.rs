@@ -42,7 +42,7 @@ impl Sandboxes {
     pub(super) fn begin_stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> Arrival {
         let arrival = entry.begin_stop();
         if arrival == Arrival::Cancel {
-            self.records.log_event(&entry.id, &LifecycleEvent::Ending(reason));
+            self.tracked.log(&entry.id, &LifecycleEvent::Ending(reason));
         }
         // Otherwise another task ends it, or has done so.
         if matches!(arrival, Arrival::Cancel | Arrival::Wait) {
@@ -64,9 +64,9 @@ impl Sandboxes {
     }
 
     fn count_end(&self, entry: &SandboxEntry, reason: EndReason) {
-        self.metrics.end(reason);
+        self.tracked.metrics.end(reason);
         if reason == EndReason::Expired {
-            self.metrics.expired(self.clock.now_us() - entry.end_us());
+            self.tracked.metrics.expired(self.clock.now_us() - entry.end_us());
         }
     }
 
@@ -74,13 +74,14 @@ impl Sandboxes {
         let id = &entry.id;
         // What writes its processes to disk gives up, whether or not a client waits for that.
         let turn = entry.turn_of(Command::Stop { is_retry: false }).await;
-        self.deadlines.remove(id);
+        self.tracked.deadlines.remove(id);
         let change = self.rows.sandbox_change_state(id, turn.version(), RowChange::Stopping);
         match turn.changed(change.await) {
             // One that was changed concurrently is removed as well.
             Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => {}
             Err(NotChanged::Store(error)) => {
-                self.log_store_error(&error, id, "cannot record that a sandbox is stopping");
+                self.tracked
+                    .log_store_error(&error, id, "cannot record that a sandbox is stopping");
             }
         }
         turn.cut();
@@ -92,11 +93,11 @@ impl Sandboxes {
             }
         }
         if let Err(error) = self.rows.sandbox_delete(id).await {
-            self.log_store_error(&error, id, "cannot remove the row of an ended sandbox");
+            self.tracked
+                .log_store_error(&error, id, "cannot remove the row of an ended sandbox");
             return StopOutcome::Failed;
         }
-        self.registry.remove(id);
-        self.records.end(id);
+        self.tracked.remove(id);
         StopOutcome::Gone
     }
 }
@@ -112,7 +113,7 @@ impl Drop for StopReport {
     fn drop(&mut self) {
         if self.outcome == StopOutcome::Failed {
             let again_us = self.sandboxes.clock.now_us() + STOP_RETRY_US;
-            self.sandboxes.deadlines.set(&self.entry.id, again_us);
+            self.sandboxes.tracked.deadlines.set(&self.entry.id, again_us);
         }
         self.entry.set_stopped(self.outcome);
     }

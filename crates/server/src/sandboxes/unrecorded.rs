@@ -13,13 +13,23 @@ use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, State};
 use store::Change;
 use store::error::StoreError;
+use store::nodes::NodeRows;
 use store::sandboxes::{Pause, SandboxRow};
 
-use super::Sandboxes;
 use super::entry::{NotChanged, SandboxEntry, Turn};
+use super::tracked::Tracked;
+use super::work::Work;
 
 /// Pause before a state is recorded again.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Brings rows in line with what their sandboxes are.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    rows: NodeRows,
+    tracked: Arc<Tracked>,
+    work: Arc<Work>,
+}
 
 /// A state that is not recorded yet.
 #[derive(Debug, Clone)]
@@ -46,32 +56,34 @@ impl Unrecorded {
     }
 }
 
-impl Sandboxes {
+impl Recording {
+    /// Records states in these rows.
+    pub(crate) fn new(rows: NodeRows, tracked: Arc<Tracked>, work: Arc<Work>) -> Self {
+        Self { rows, tracked, work }
+    }
+
     /// Records that a sandbox is paused or runs, now or as soon as that is possible. Returns the row if it was now.
     pub(super) async fn record(self: &Arc<Self>, turn: &Turn<'_>, state: Unrecorded) -> Option<SandboxRow> {
         match turn.changed(self.write(turn, &state).await) {
             Ok(row) => Some(row),
             Err(NotChanged::Stale | NotChanged::Missing) => None,
             Err(NotChanged::Store(error)) => {
-                self.log_store_error(&error, &turn.id, "cannot record the state of a sandbox yet");
-                let (sandboxes, entry, version) = (Arc::clone(self), Arc::clone(turn), turn.version());
+                self.tracked
+                    .log_store_error(&error, &turn.id, "cannot record the state of a sandbox yet");
+                let (recording, entry, version) = (Arc::clone(self), Arc::clone(turn), turn.version());
                 self.work
-                    .spawn(async move { sandboxes.record_later(&entry, version, state).await });
+                    .spawn(async move { recording.record_later(&entry, version, state).await });
                 None
             }
         }
     }
 
     async fn record_later(&self, entry: &Arc<SandboxEntry>, version: i64, state: Unrecorded) {
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(RETRY) => {}
-                // The next start finds out by itself.
-                () = self.stopping.cancelled() => return,
-            }
+        while self.work.pause(RETRY).await {
             let turn = entry.turn().await;
             if let Err(error) = self.settle(&turn).await {
-                self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
+                self.tracked
+                    .log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
                 continue;
             }
             if turn.version() != version || turn.state() != state.state() {
@@ -80,7 +92,8 @@ impl Sandboxes {
             match turn.changed(self.write(&turn, &state).await) {
                 Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => return,
                 Err(NotChanged::Store(error)) => {
-                    self.log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
+                    self.tracked
+                        .log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
                 }
             }
         }
@@ -91,19 +104,15 @@ impl Sandboxes {
         if !turn.is_row_in_doubt() {
             return;
         }
-        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(turn));
+        let (recording, entry) = (Arc::clone(self), Arc::clone(turn));
         self.work.spawn(async move {
-            loop {
-                tokio::select! {
-                    () = tokio::time::sleep(RETRY) => {}
-                    // The next start takes the row as it is.
-                    () = sandboxes.stopping.cancelled() => return,
-                }
+            while recording.work.pause(RETRY).await {
                 let turn = entry.turn().await;
-                match sandboxes.settle(&turn).await {
-                    Ok(()) => return,
-                    Err(error) => sandboxes.log_store_error(&error, &entry.id, "cannot read the row of a sandbox"),
-                }
+                let Err(error) = recording.settle(&turn).await else {
+                    return;
+                };
+                let what = "cannot read the row of a sandbox";
+                recording.tracked.log_store_error(&error, &entry.id, what);
             }
         });
     }
@@ -118,7 +127,7 @@ impl Sandboxes {
         if !turn.is_row_in_doubt() {
             return Ok(());
         }
-        let row = self.store.sandbox_by_id(&turn.id).await?;
+        let row = self.rows.store().sandbox_by_id(&turn.id).await?;
         if let Some(row) = row.filter(|row| row.version > turn.version()) {
             turn.read(&row);
             let state = match turn.state().repair(row.state) {

@@ -17,18 +17,15 @@ use super::entry::SandboxEntry;
 use crate::chain::Chain;
 use crate::settings::PauseAnswer;
 
-/// Sandboxes that are written at the same time.
-pub(crate) const WRITES: usize = 4;
-
 impl Sandboxes {
     /// Whether processes are written to disk after their pause was answered.
     pub(super) fn writes_later(&self) -> bool {
-        self.defaults.processes_on_disk && self.defaults.answer == PauseAnswer::Frozen
+        self.defaults.pause.processes_on_disk && self.defaults.pause.answer == PauseAnswer::Frozen
     }
 
     /// Writes every sandbox that is paused in memory, in the background.
     pub(crate) fn write_all(self: &Arc<Self>) {
-        for entry in self.registry.all_present() {
+        for entry in self.tracked.registry.all_present() {
             self.write_later(&entry);
         }
     }
@@ -41,7 +38,7 @@ impl Sandboxes {
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
         self.work.spawn(async move {
             // Also when the server is being stopped, for as long as it waits for work: the host may be stopped next.
-            if let Ok(_turn) = sandboxes.writes.acquire().await {
+            if let Some(_turn) = sandboxes.work.turn_to_write().await {
                 sandboxes.write_to_disk(&entry, Kept::Checkpoint).await;
             }
         });
@@ -55,10 +52,14 @@ impl Sandboxes {
             AtTurn::Run => {}
             AtTurn::Join | AtTurn::Refuse(_) => return,
         }
-        let row = match self.store.sandbox_by_id(id).await {
+        let row = match self.store().sandbox_by_id(id).await {
             Ok(Some(row)) => row,
             Ok(None) => return,
-            Err(error) => return self.log_store_error(&error, id, "cannot read the row of a paused sandbox"),
+            Err(error) => {
+                return self
+                    .tracked
+                    .log_store_error(&error, id, "cannot read the row of a paused sandbox");
+            }
         };
         // It counts as kept on disk afterwards, which survives a loss of power.
         let synced = tokio::select! {
@@ -67,7 +68,9 @@ impl Sandboxes {
             () = turn.interrupted() => return,
         };
         if let Err(error) = synced {
-            return self.log_store_error(&error, id, "cannot write a paused sandbox to disk");
+            return self
+                .tracked
+                .log_store_error(&error, id, "cannot write a paused sandbox to disk");
         }
         let cancel = CancellationToken::new();
         let pausing = self.pause_on_node(id, keep, false, cancel.clone());
@@ -79,7 +82,7 @@ impl Sandboxes {
                 cancel.cancel();
                 pausing.await
             }
-            () = self.checkpoint_deadline.cancelled(), if keep == Kept::Checkpoint => {
+            () = self.work.checkpoints_ended(), if keep == Kept::Checkpoint => {
                 cancel.cancel();
                 pausing.await
             }

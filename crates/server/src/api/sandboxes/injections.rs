@@ -80,7 +80,7 @@ pub(crate) async fn get_sandbox_injections(
     SandboxPath(id): SandboxPath,
 ) -> Result<Response, ApiError> {
     caller.sandbox(&sandboxes, &id).await?;
-    let injections = sandboxes.injections.of_sandbox(&id).await?;
+    let injections = sandboxes.policies.injections.of_sandbox(&id).await?;
     let items = injections.map(|injections| injections.items).unwrap_or_default();
     let injections = items.iter().map(ShownInjection::of_item).collect();
     json(StatusCode::OK, &ShownInjections { injections })
@@ -106,7 +106,12 @@ pub(crate) async fn set_sandbox_injections(
         items: items(body.read()?.injections).map_err(ApiError::invalid)?,
     };
     let entry = caller.sandbox(&sandboxes, &id).await?;
-    sandboxes.injections.check(&injections).await.map_err(refused)?;
+    sandboxes
+        .policies
+        .injections
+        .check(&injections)
+        .await
+        .map_err(refused)?;
     sandboxes
         .set_injections(&entry, InjectionUpdate::Replace(injections))
         .await

@@ -31,7 +31,7 @@ pub(crate) async fn get_sandbox(
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<Response, ApiError> {
-    let row = sandboxes.store.sandbox_by_id(&id).await?;
+    let row = sandboxes.store().sandbox_by_id(&id).await?;
     let Some(row) = row.filter(|row| row.team_id == caller.team) else {
         return Err(ApiError::no_sandbox(id));
     };
@@ -39,7 +39,11 @@ pub(crate) async fn get_sandbox(
     let state = if sandboxes.is_elsewhere(&row) {
         row.state
     } else {
-        sandboxes.registry.get(&id).map_or(State::Gone, |entry| entry.state())
+        sandboxes
+            .tracked
+            .registry
+            .get(&id)
+            .map_or(State::Gone, |entry| entry.state())
     };
     match state {
         State::Running | State::Pausing | State::Paused | State::Resuming => json(

@@ -15,20 +15,20 @@ use crate::work::{blocking, failed};
 
 /// Freezes a sandbox, once the events of its agent are followed: a frozen agent could not be asked for them.
 pub(crate) async fn freeze(shared: &Shared, handle: Arc<SandboxHandle>) -> Result<FrozenSandbox, NodeError> {
-    let mut following = handle.following();
-    let (mut ending, id) = (handle.ending(), handle.id().clone());
     tokio::select! {
         biased;
-        _ = ending.wait_for(|ending| *ending) => return Err(NodeError::NotFound(id)),
-        followed = tokio::time::timeout(AGENT_TIMEOUT, following.wait_for(|following| *following)) => {
-            followed.map_err(|_| NodeError::failed("the agent does not report events"))?.map_err(failed)?;
+        () = handle.condition().until_ending() => return Err(NodeError::NotFound(handle.id().clone())),
+        followed = tokio::time::timeout(AGENT_TIMEOUT, handle.condition().until_followed()) => {
+            followed.map_err(|_| NodeError::failed("the agent does not report events"))?;
         }
     }
     let freezes = shared.driver.capabilities().freeze;
-    handle.set_frozen(freezes);
+    if freezes {
+        handle.condition().freeze();
+    }
     let frozen = blocking(move || {
         if freezes && let Err(error) = handle.sandbox().freeze() {
-            handle.set_frozen(false);
+            handle.condition().go_on();
             return Err(error);
         }
         match handle.sandbox().usage() {
@@ -54,7 +54,7 @@ pub(crate) async fn claim(
         if shared.driver.capabilities().freeze {
             // One write to a file of the kernel.
             handle.sandbox().thaw()?;
-            if !handle.set_frozen(false) {
+            if !handle.condition().go_on() {
                 return Err(io::Error::other("the sandbox is not frozen"));
             }
         }
@@ -66,10 +66,9 @@ pub(crate) async fn claim(
         };
         io::Result::Ok(version)
     };
-    let mut ending = handle.ending();
     let claimed = tokio::select! {
         biased;
-        _ = ending.wait_for(|ending| *ending) => return Err(NodeError::NotFound(id)),
+        () = handle.condition().until_ending() => return Err(NodeError::NotFound(id)),
         claimed = claimed => claimed,
     };
     let agent_version =

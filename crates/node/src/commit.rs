@@ -116,7 +116,7 @@ async fn copy_to(
     if handle.is_ending() {
         return Err(not_found());
     }
-    if handle.is_frozen() {
+    if handle.condition().is_frozen() {
         return Err(NodeError::failed("the sandbox is paused"));
     }
     let request = CopyRequest {

@@ -134,10 +134,10 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
     if handle.is_ending() {
         return Err(not_found());
     }
-    if handle.is_frozen() {
+    if handle.condition().is_frozen() {
         return Err(NodeError::failed("the sandbox is paused"));
     }
-    handle.set_copied(true);
+    handle.condition().copy();
     let copied = blocking({
         let (shared, handle, to) = (Arc::clone(shared), Arc::clone(handle), to.clone());
         move || {
@@ -162,7 +162,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
         // It is tried again when the events of the agent are followed.
         tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a fork: {error}");
     }
-    handle.set_copied(false);
+    handle.condition().go_on();
     match copied {
         Ok(stopped) => {
             let stopped_ms = u64::try_from(stopped.as_millis()).unwrap_or(u64::MAX);

@@ -1,10 +1,14 @@
 //! The handle of a sandbox: what the node knows of one that runs or stands still, and through which all parts use it.
 //!
-//! Its supervisor (`supervisor`) notes here how far its end is; others ask for the end, and wait for it.
+//! Whoever pauses, resumes or copies a sandbox, or gives it a new spawner, has its turn ([`SandboxHandle::change`]): nothing
+//! else does any of these meanwhile. Two things need no turn: its end, which anybody requests at any time and its supervisor
+//! (`supervisor`) carries out, and what it may reach.
+//!
+//! Order of locks: the turn, then the limit of its processor time, then its [`Condition`]. The lock of its connection to
+//! the gateway and that of its count of killed processes are taken alone. Nothing is awaited under any but the turn.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use model::id::{DiskId, SandboxId};
 use model::log::Level;
@@ -13,8 +17,9 @@ use model::secret::Secret;
 use parking_lot::Mutex;
 use proxy::egress::Attachment;
 use runtime::driver::Sandbox;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::OwnedMutexGuard;
 
+use crate::condition::Condition;
 use crate::log_writer::LogWriter;
 use crate::work::blocking;
 
@@ -24,12 +29,7 @@ pub(crate) struct SandboxHandle {
     id: SandboxId,
     disk: DiskId,
     sandbox: Arc<dyn Sandbox>,
-    /// Becomes true when the sandbox begins to end.
-    ending: watch::Sender<bool>,
-    /// Becomes true when no process of it is left.
-    ended: watch::Sender<bool>,
-    /// Becomes true when nothing of it is left on the host but a disk that is kept. Outlives the handle.
-    cleaned: Arc<watch::Sender<bool>>,
+    condition: Condition,
     log: LogWriter,
     /// Processes that the kernel had killed for lack of memory at the last check; `None` before the first check of an
     /// adopted sandbox.
@@ -38,22 +38,10 @@ pub(crate) struct SandboxHandle {
     egress: Mutex<Option<Attachment>>,
     /// Whether it was started by an earlier platform.
     is_adopted: bool,
-    /// Whether its disk is kept after its end, for a commit or a pause.
-    keeps_disk: AtomicBool,
-    /// Whether the events of its agent are followed.
-    following: watch::Sender<bool>,
-    /// Whether it is frozen, so that its agent does not respond.
-    frozen: watch::Sender<bool>,
-    /// Whether it stands still only until it is copied: streams into it wait.
-    copied: AtomicBool,
     /// Whether its processor time is limited for the processes that it creates.
     throttled: Mutex<bool>,
-    /// True while it is frozen for a checkpoint: it has no spawner, and its agent may wait for the host.
-    at_rest: AtomicBool,
-    /// Held while it is paused or resumed, or gets a new spawner.
+    /// Held while it is paused, resumed or copied, or gets a new spawner.
     changing: Arc<tokio::sync::Mutex<()>>,
-    /// How often it got a new spawner.
-    respawns: AtomicU64,
     /// The seed of the authority whose certificate its agent got at the start.
     authority: Option<Secret>,
 }
@@ -95,21 +83,13 @@ impl SandboxHandle {
             id,
             disk,
             sandbox,
-            ending: watch::Sender::new(false),
-            ended: watch::Sender::new(false),
-            cleaned: Arc::new(watch::Sender::new(false)),
+            condition: Condition::new(),
             log,
             memory_kills: Mutex::default(),
             egress: Mutex::new(egress),
             is_adopted: false,
-            keeps_disk: AtomicBool::new(false),
-            following: watch::Sender::new(false),
-            frozen: watch::Sender::new(false),
-            copied: AtomicBool::new(false),
             throttled: Mutex::default(),
-            at_rest: AtomicBool::new(false),
             changing: Arc::default(),
-            respawns: AtomicU64::new(0),
             authority: None,
         }
     }
@@ -155,7 +135,7 @@ impl SandboxHandle {
     /// When the sandbox is gone.
     pub(crate) fn limit_cpu(&self, milli_cores: Option<u32>) -> io::Result<()> {
         let mut throttled = self.throttled.lock();
-        if milli_cores.is_some() && self.is_ending() {
+        if milli_cores.is_some() && self.condition.is_ending() {
             return Ok(());
         }
         self.sandbox.limit_cpu(milli_cores)?;
@@ -186,10 +166,6 @@ impl SandboxHandle {
         &self.disk
     }
 
-    pub(crate) fn cleaned(&self) -> watch::Receiver<bool> {
-        self.cleaned.subscribe()
-    }
-
     pub(crate) fn sandbox(&self) -> &Arc<dyn Sandbox> {
         &self.sandbox
     }
@@ -202,35 +178,22 @@ impl SandboxHandle {
         self.is_adopted
     }
 
-    pub(crate) fn is_ending(&self) -> bool {
-        *self.ending.borrow()
+    pub(crate) fn condition(&self) -> &Condition {
+        &self.condition
     }
 
-    pub(crate) fn ending(&self) -> watch::Receiver<bool> {
-        self.ending.subscribe()
+    pub(crate) fn is_ending(&self) -> bool {
+        self.condition.is_ending()
     }
 
     /// Ends the sandbox, unless it is ending already, and waits until no process is left. Returns its disk, which the
     /// caller then removes.
     pub(crate) async fn end_and_keep_disk(&self) -> Option<&DiskId> {
-        if !self.begin_end_and_keep_disk() {
+        if !self.condition.begin_end(true) {
             return None;
         }
-        self.kill().await;
+        self.condition.until_ended().await;
         Some(&self.disk)
-    }
-
-    /// Requests the end of the sandbox, but not of its disk; `false` if it is ending already.
-    pub(crate) fn begin_end_and_keep_disk(&self) -> bool {
-        self.ending.send_if_modified(|ending| {
-            let is_first = !*ending;
-            if is_first {
-                // Before the end is known to any other.
-                self.keeps_disk.store(true, Ordering::SeqCst);
-                *ending = true;
-            }
-            is_first
-        })
     }
 
     /// Whether its agent got the certificate of the authority of this policy at the start.
@@ -238,43 +201,7 @@ impl SandboxHandle {
         authority_of(policy) == self.authority.as_ref()
     }
 
-    /// Whether the events of its agent are followed.
-    pub(crate) fn following(&self) -> watch::Receiver<bool> {
-        self.following.subscribe()
-    }
-
-    /// Notes whether it is frozen. Returns whether it was.
-    pub(crate) fn set_frozen(&self, frozen: bool) -> bool {
-        self.frozen.send_replace(frozen)
-    }
-
-    /// Whether it is frozen, now and later.
-    pub(crate) fn frozen(&self) -> watch::Receiver<bool> {
-        self.frozen.subscribe()
-    }
-
-    /// Whether it is frozen: paused, or kept ready.
-    pub(crate) fn is_frozen(&self) -> bool {
-        *self.frozen.borrow()
-    }
-
-    /// Notes whether it is at rest: frozen for a checkpoint. Returns whether it was.
-    pub(crate) fn set_at_rest(&self, at_rest: bool) -> bool {
-        self.at_rest.swap(at_rest, Ordering::SeqCst)
-    }
-
-    /// Notes whether it stands still for a copy: it is frozen, and streams into it wait in the kernel's queues.
-    pub(crate) fn set_copied(&self, copied: bool) {
-        self.copied.store(copied, Ordering::SeqCst);
-        self.frozen.send_replace(copied);
-    }
-
-    /// Whether streams into it can be opened.
-    pub(crate) fn takes_streams(&self) -> bool {
-        !self.is_frozen() || self.copied.load(Ordering::SeqCst)
-    }
-
-    /// Waits until it is neither paused, resumed, nor given a spawner, and keeps others from doing so.
+    /// Waits for the turn to pause, resume or copy it, or to give it a spawner.
     pub(crate) async fn change(&self) -> OwnedMutexGuard<()> {
         Arc::clone(&self.changing).lock_owned().await
     }
@@ -283,48 +210,27 @@ impl SandboxHandle {
     pub(crate) async fn respawn(&self) -> io::Result<()> {
         let sandbox = Arc::clone(&self.sandbox);
         blocking(move || sandbox.respawn()).await??;
-        self.respawns.fetch_add(1, Ordering::SeqCst);
+        self.condition.count_respawn();
         Ok(())
     }
 
     /// Requests the end and waits until no process is left. May be called any number of times.
     pub(crate) async fn kill(&self) {
-        let mut ended = self.ended.subscribe();
-        self.ending.send_replace(true);
-        let _ = ended.wait_for(|ended| *ended).await;
+        self.condition.begin_end(false);
+        self.condition.until_ended().await;
     }
 
     /// Notes that it begins to end, ends a limit of its processor time, and cuts its connections to the outside. Only for its
-    /// supervisor, like what follows.
+    /// supervisor.
     pub(crate) fn begin_end(&self) {
-        self.ending.send_replace(true);
+        self.condition.begin_end(false);
         self.hurry();
         drop(self.egress.lock().take());
     }
 
-    /// Notes that no process of it is left.
-    pub(crate) fn set_ended(&self) {
-        self.ended.send_replace(true);
-    }
-
     /// Its disk, unless that is kept.
     pub(crate) fn disk_to_remove(&self) -> Option<&DiskId> {
-        (!self.keeps_disk.load(Ordering::SeqCst)).then_some(&self.disk)
-    }
-
-    /// Where it is noted that nothing of it is left on the host but a disk that is kept. Outlives the handle.
-    pub(crate) fn cleaning(&self) -> Arc<watch::Sender<bool>> {
-        Arc::clone(&self.cleaned)
-    }
-
-    /// Notes whether the events of its agent are followed.
-    pub(crate) fn set_following(&self, following: bool) {
-        self.following.send_replace(following);
-    }
-
-    /// How often it got a new spawner.
-    pub(crate) fn respawns(&self) -> u64 {
-        self.respawns.load(Ordering::SeqCst)
+        (!self.condition.keeps_disk()).then_some(&self.disk)
     }
 }
 

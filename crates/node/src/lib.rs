@@ -13,6 +13,7 @@
 mod archive;
 mod claim;
 mod commit;
+mod condition;
 mod control;
 mod counters;
 mod egress;
@@ -289,7 +290,7 @@ impl Node {
         let sweep = move || {
             let samples = handles
                 .iter()
-                .filter(|handle| !handle.is_ending() && handle.takes_streams())
+                .filter(|handle| !handle.is_ending() && handle.condition().runs_or_is_copied())
                 .filter_map(|handle| {
                     handle.note_memory_kills();
                     let at_us = now_us();
@@ -467,11 +468,11 @@ impl NodeApi for Node {
             let handle = self
                 .handle_of(id)
                 // The kernel would accept connections for processes that are stopped.
-                .filter(|handle| !handle.is_ending() && !handle.is_frozen())
+                .filter(|handle| !handle.is_ending() && !handle.condition().is_frozen())
                 .ok_or(DialError::Gone)?;
             handle.sandbox().dial(port).await.map_err(|error| {
                 tracing::debug!(sandbox.id = %id, port, "dial: {error}");
-                if handle.is_ending() || !handle.takes_streams() {
+                if handle.is_ending() || !handle.condition().runs_or_is_copied() {
                     DialError::Gone
                 } else {
                     DialError::PortClosed

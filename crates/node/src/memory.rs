@@ -82,7 +82,7 @@ pub(crate) async fn copy(
             fork::remove(shared, to).await;
             Err(match error {
                 error @ NodeError::NotFound(_) => NotCopied::Gone(error),
-                error if handle.is_frozen() || handle.is_ending() => NotCopied::Gone(error),
+                error if handle.condition().is_frozen() || handle.is_ending() => NotCopied::Gone(error),
                 error => NotCopied::Because(for_client(error)),
             })
         }

@@ -166,7 +166,7 @@ impl Pausing {
         Ok(Begun {
             changing,
             // Before its processes stop, so that nothing more is asked of its agent.
-            was_frozen: self.handle.set_frozen(true),
+            was_frozen: self.handle.condition().freeze(),
             egress: self.handle.egress(),
         })
     }
@@ -176,11 +176,11 @@ impl Pausing {
         if begun.was_frozen {
             return;
         }
-        let was_at_rest = self.handle.set_at_rest(false);
+        let was_at_rest = self.handle.condition().is_at_rest();
         if let Some(policy) = begun.egress.filter(|_| was_at_rest) {
             self.handle.set_egress(policy);
         }
-        self.handle.set_frozen(false);
+        self.handle.condition().go_on();
         if was_at_rest {
             let handle = Arc::clone(&self.handle);
             self.tasks.spawn(frozen::respawn(handle, begun.changing));
@@ -191,11 +191,11 @@ impl Pausing {
     async fn end(self, begun: Begun, kept: Kept) -> PausedSandbox {
         let Self { shared, handle, .. } = self;
         let (id, disk) = (handle.id().clone(), handle.disk().clone());
-        let mut cleaned = handle.cleaned();
+        let condition = handle.condition().clone();
         drop(begun);
         // Its supervisor has the other one.
         drop(handle);
-        if tokio::time::timeout(CLEAN_TIMEOUT, cleaned.wait_for(|cleaned| *cleaned))
+        if tokio::time::timeout(CLEAN_TIMEOUT, condition.until_cleaned())
             .await
             .is_err()
         {

@@ -200,7 +200,9 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
         }
     };
     let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
-    handle.set_frozen(is_paused);
+    if is_paused {
+        handle.condition().freeze();
+    }
     shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
     let (shared, stop) = (Arc::clone(shared), shared.stop.clone());
     tasks.spawn(supervisor::supervise(shared, handle, None, stop));

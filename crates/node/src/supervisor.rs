@@ -44,10 +44,9 @@ pub(crate) async fn supervise(
     control: Option<Control>,
     stop: CancellationToken,
 ) {
-    let mut requested = handle.ending();
     let died = tokio::select! {
         biased;
-        _ = requested.wait_for(|ending| *ending) => false,
+        () = handle.condition().until_ending() => false,
         () = until_dead(handle.sandbox()) => true,
         () = follow_events(&shared, &handle, control) => true,
         () = stop.cancelled() => return,
@@ -62,7 +61,7 @@ pub(crate) async fn supervise(
     }
     end(handle.id(), handle.sandbox()).await;
     shared.sandboxes.lock().remove(handle.id());
-    handle.set_ended();
+    handle.condition().set_ended();
     let fields = [("event_type", "sandbox_end".to_owned())];
     if !died {
         handle.log().host(Level::Info, "sandbox ended", fields);
@@ -77,10 +76,10 @@ pub(crate) async fn supervise(
     }
     let id = handle.id().clone();
     let disk = handle.disk_to_remove().cloned();
-    let cleaned = handle.cleaning();
+    let condition = handle.condition().clone();
     drop(handle);
     clean(&shared, &id, disk, held).await;
-    cleaned.send_replace(true);
+    condition.set_cleaned();
     drop(teardown);
 }
 
@@ -160,21 +159,20 @@ async fn until_dead(sandbox: &Arc<dyn Sandbox>) {
 async fn follow_events(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, mut control: Option<Control>) {
     let mut budget = events::Budget::new(tokio::time::Instant::now());
     let mut failures = 0u32;
-    let mut frozen = handle.frozen();
     loop {
         // A frozen agent accepts no connection, and each attempt would stay in its queue.
-        let _ = frozen.wait_for(|frozen| !*frozen).await;
+        handle.condition().until_it_runs().await;
         let followed = async {
             let mut control = match control.take() {
                 Some(control) => control,
                 None => connect_control(handle).await?,
             };
             let body = control.events().await?;
-            handle.set_following(true);
+            handle.condition().set_followed(true);
             events::follow(body, handle.log(), &mut budget, || handle.note_memory_kills()).await
         };
         let followed = followed.await;
-        handle.set_following(false);
+        handle.condition().set_followed(false);
         match followed {
             Ok(()) if replace_spawner(shared, handle).await => failures = failures.saturating_sub(1),
             Ok(()) => failures = (failures + 1).min(RETRY_DOUBLINGS),
@@ -186,20 +184,20 @@ async fn follow_events(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, mut co
 
 /// Gives a sandbox a new spawner. Returns whether that worked.
 async fn replace_spawner(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>) -> bool {
-    if handle.is_frozen() {
+    if handle.condition().is_frozen() {
         // It was ended by a pause, or will be reported again once the sandbox continues.
         return false;
     }
-    let respawns = handle.respawns();
+    let respawns = handle.condition().respawns();
     let Ok(_permit) = shared.respawns.acquire().await else {
         return false;
     };
     let _changing = handle.change().await;
-    if handle.is_frozen() {
+    if handle.condition().is_frozen() {
         // Reported again once it continues.
         return false;
     }
-    if handle.respawns() != respawns {
+    if handle.condition().respawns() != respawns {
         // A pause that was undone has replaced it meanwhile.
         return true;
     }

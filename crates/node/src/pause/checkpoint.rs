@@ -74,7 +74,7 @@ fn write_all(shared: &Arc<Shared>, handle: &SandboxHandle, cancel: &Arc<Cancel>)
     }
     let _space = Space::take(shared, &**sandbox)?;
     let mut stopped = || {
-        handle.set_at_rest(true);
+        handle.condition().rest();
         handle.hold_egress();
     };
     let mut complete = || {

@@ -73,7 +73,7 @@ pub(super) async fn page_out(shared: Arc<Shared>, handle: Arc<SandboxHandle>) {
     };
     let goes_on = {
         let (shared, handle) = (Arc::clone(&shared), Arc::clone(&handle));
-        move || handle.is_frozen() && !handle.is_ending() && !shared.stop.is_cancelled()
+        move || handle.condition().is_frozen() && !handle.is_ending() && !shared.stop.is_cancelled()
     };
     if !goes_on() {
         return;
@@ -114,17 +114,17 @@ pub(super) async fn thaw(
     // One write to a file of the kernel.
     let thawed = handle.sandbox().thaw();
     if let Err(error) = thawed {
-        if handle.is_frozen() {
+        if handle.condition().is_frozen() {
             handle.close_egress();
         }
         // What is at rest stays at rest: the resume that succeeds replaces the spawner.
         return Err(failed(error));
     }
-    let was_at_rest = handle.set_at_rest(false);
+    let was_at_rest = handle.condition().is_at_rest();
     if handle.is_adopted() || was_at_rest {
         wake(&handle).await;
     }
-    handle.set_frozen(false);
+    handle.condition().go_on();
     if was_at_rest {
         tasks.spawn(respawn(handle, changing));
     }

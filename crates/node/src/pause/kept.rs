@@ -37,7 +37,7 @@ impl KeptSandboxes {
     pub(super) fn keep(&self, handle: &SandboxHandle) -> bool {
         // First, so that it is a kept or a live one at any time.
         self.insert(handle.id().clone(), handle.disk().clone());
-        let is_kept = handle.begin_end_and_keep_disk();
+        let is_kept = handle.condition().begin_end(true);
         if !is_kept {
             self.0.lock().remove(handle.id());
         }

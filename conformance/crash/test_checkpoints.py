@@ -1,4 +1,4 @@
-"""Images of processes that are damaged, and programs that are killed while they write or read one: no sandbox is lost."""
+"""Checkpoints that are damaged, and programs that are killed while they write or read one: no sandbox is lost."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Holder:
             as_told(answer)
 
 
-def image_of(server: Platform, holder: Holder) -> Path:
+def checkpoint_of(server: Platform, holder: Holder) -> Path:
     (kept,) = (server.data_dir / "kept").glob(f"{holder.box.sandbox_id}.*")
     return kept / "image"
 
@@ -106,8 +106,8 @@ def criu_of(server: Platform) -> list[int]:
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and (process / "comm").read_text() == "criu\n":
-                # It has a root of its own, in which it sees the image.
-                if any((process / "root/ringfence/image").samefile(image) for image in server.data_dir.glob("kept/*/image*")):
+                # It has a root of its own, in which it sees the checkpoint.
+                if any((process / "root/ringfence/image").samefile(found) for found in server.data_dir.glob("kept/*/image*")):
                     found.append(int(process.name))
         except OSError:
             continue
@@ -154,11 +154,11 @@ def kill_criu(server: Platform, during: Callable[[], object], after_s: float) ->
     return len(killed)
 
 
-def test_a_damaged_image_is_refused(crashing: Platform) -> None:
+def test_a_damaged_checkpoint_is_refused(crashing: Platform) -> None:
     holder = Holder(crashing)
     assert holder.pause() == "disk"
-    image = image_of(crashing, holder)
-    pages = max(image.glob("pages-*.img"), key=lambda path: path.stat().st_size)
+    checkpoint = checkpoint_of(crashing, holder)
+    pages = max(checkpoint.glob("pages-*.img"), key=lambda path: path.stat().st_size)
     assert pages.stat().st_size > 300 << 20
 
     flip(pages)
@@ -169,7 +169,7 @@ def test_a_damaged_image_is_refused(crashing: Platform) -> None:
         assert detail["state"] == "paused"
         assert f"the checksum of {pages.name} is wrong" in detail["resumeError"]
     flip(pages)
-    core = next(image.glob("core-*.img"))
+    core = next(checkpoint.glob("core-*.img"))
     content = core.read_bytes()
     core.write_bytes(content[:-1])
     assert holder.connect().status_code == 503
@@ -180,7 +180,7 @@ def test_a_damaged_image_is_refused(crashing: Platform) -> None:
     assert "resumeError" not in holder.detail()
     # Without its processes it starts anew.
     assert holder.pause() == "disk"
-    next(image.glob("core-*.img")).unlink()
+    next(checkpoint.glob("core-*.img")).unlink()
     assert holder.connect().status_code == 503
     answer = holder.api.post(f"{holder.path}/connect", json={"timeout": 3000, "memory": False})
     assert answer.status_code == 201, answer.text
@@ -189,11 +189,11 @@ def test_a_damaged_image_is_refused(crashing: Platform) -> None:
 
 
 def test_a_damaged_program_of_the_agent_is_refused(crashing: Platform) -> None:
-    """The program runs in every sandbox that is restored, and is not in their images. The next pause of another one
+    """The program runs in every sandbox that is restored, and is not in their checkpoints. The next pause of another one
     repairs it."""
     holder = Holder(crashing)
     assert holder.pause() == "disk"
-    program = json.loads((image_of(crashing, holder) / "about.json").read_text())["agent"]
+    program = json.loads((checkpoint_of(crashing, holder) / "about.json").read_text())["agent"]
     flip(crashing.data_dir / "agents" / program)
     crashing.kill()
     crashing.start()
@@ -211,12 +211,12 @@ def test_a_damaged_program_of_the_agent_is_refused(crashing: Platform) -> None:
     holder.box.kill()
 
 
-def test_an_image_of_a_host_with_more_is_refused(crashing: Platform) -> None:
+def test_a_checkpoint_of_a_host_with_more_is_refused(crashing: Platform) -> None:
     """Another processor, or an older CRIU: as if the disk had been put into another machine."""
     holder = Holder(crashing)
     assert holder.pause() == "disk"
-    image = image_of(crashing, holder)
-    about, sums = image / "about.json", image / "sums.json"
+    checkpoint = checkpoint_of(crashing, holder)
+    about, sums = checkpoint / "about.json", checkpoint / "sums.json"
     written, whole = about.read_bytes(), sums.read_bytes()
 
     def written_with(**changed: object) -> None:
@@ -296,7 +296,7 @@ def test_it_goes_on_without_the_platform(crashing: Platform) -> None:
         assert holder.detail()["state"] == "running"
         holder.goes_on()
         assert "MemTotal" in holder.box.files.read("/proc/meminfo")
-    assert not image_of(crashing, holder).with_name("image.new").exists()
+    assert not checkpoint_of(crashing, holder).with_name("image.new").exists()
     holder.box.kill()
 
 

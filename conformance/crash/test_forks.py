@@ -23,7 +23,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from crash.test_images import Holder, criu_of, kill_criu
+from crash.test_checkpoints import Holder, criu_of, kill_criu
 from harness.criu import criu_config, groups, processes
 from harness.elapse import at_moment
 from harness.patience import within

@@ -65,7 +65,7 @@ def test_kill_9_at_random_moments_of_snapshots(crashing: Platform) -> None:
     assert kept, "no memory of a snapshot was ever kept"
 
 
-def images(server: Platform) -> int:
+def disks(server: Platform) -> int:
     return len(list(Path(server.data_dir, "disks").glob("*.img")))
 
 
@@ -150,7 +150,7 @@ def kill_and_check(
         assert api.get(f"/sandboxes/{box.sandbox_id}").json()["state"] == "running"
         counts_on(box, pid)
         boxes = {item["sandboxID"] for item in api.get("/v2/sandboxes").json()}
-        until(lambda: images(server) == len(boxes) + memories(server), "every disk has an owner")
+        until(lambda: disks(server) == len(boxes) + memories(server), "every disk has an owner")
         for child in boxes - {box.sandbox_id}:
             connected = Sandbox.connect(child)
             connected.commands.run("sha256sum --check --quiet sum")
@@ -173,4 +173,4 @@ def kill_and_check(
                     if listed[0] in with_memory and is_restored(api, child.sandbox_id):
                         counts_on(child, pid)
             assert memories(server) == 1 or listed[0] not in with_memory
-        until(lambda: images(server) == 1 + memories(server), "only the sandbox and the newest snapshot are left")
+        until(lambda: disks(server) == 1 + memories(server), "only the sandbox and the newest snapshot are left")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from crash.test_images import criu_of, is_in_its_first_moments
+from crash.test_checkpoints import criu_of, is_in_its_first_moments
 from crash.test_pauses import Subject
 from harness.criu import frozen_config
 from harness.elapse import idle_for, nothing_for

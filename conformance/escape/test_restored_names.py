@@ -194,9 +194,9 @@ def files_of(box: Sandbox, platform: Platform, tmp_path: Path) -> Iterator[Path]
         mount.rmdir()
 
 
-def image_of(box: Sandbox, platform: Platform) -> Path:
-    (image,) = (platform.data_dir / "kept").glob(f"{box.sandbox_id}.*/image")
-    return image
+def checkpoint_of(box: Sandbox, platform: Platform) -> Path:
+    (checkpoint,) = (platform.data_dir / "kept").glob(f"{box.sandbox_id}.*/image")
+    return checkpoint
 
 
 def is_refused(box: Sandbox, why: str) -> None:
@@ -208,10 +208,10 @@ def is_refused(box: Sandbox, why: str) -> None:
 
 @pytest.mark.parametrize(("user", "home"), [("root", "root"), ("user", "home/user")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_link_that_comes_after_the_image(
+def test_a_link_that_comes_after_the_checkpoint(
     platform: Platform, decoys: Decoys, tmp_path: Path, kind: str, user: str, home: str
 ) -> None:
-    """The disk of a paused sandbox is changed: the image is looked at again, with the files that it is restored with."""
+    """The disk of a paused sandbox is changed: the checkpoint is looked at again, with the files that it is restored with."""
     with Sandbox.create(timeout=300) as box:
         pid = lose(box, kind, "-", decoys.names, user)
         box.pause()
@@ -234,22 +234,22 @@ def test_a_link_that_comes_after_the_image(
         assert root(box, f"find /{home} -name 'link_remap*' -o -name '*.ghost' -o -path '/{home}/{kind}-*/*'") == ""
 
 
-def test_an_image_that_was_changed(platform: Platform, decoys: Decoys) -> None:
-    """Whoever can write images is the host's root; CRIU has nothing of the host all the same."""
+def test_a_checkpoint_that_was_changed(platform: Platform, decoys: Decoys) -> None:
+    """Whoever can write checkpoints is the host's root; CRIU has nothing of the host all the same."""
     with Sandbox.create(timeout=300) as box:
         pid = lose(box, "file", "-", ["file"])
         root(box, f"ln -s {decoys.closed} /root/file-link")
         box.pause()
         assert storage(box) == "disk", reasons(box)
-        image = image_of(box, platform)
-        files, sums = image / "files.img", json.loads((image / "sums.json").read_text())
+        checkpoint = checkpoint_of(box, platform)
+        files, sums = checkpoint / "files.img", json.loads((checkpoint / "sums.json").read_text())
         before = files.read_bytes()
         changed = before.replace(b"/root/file-file/file", b"/root/file-link/file")
         assert changed != before
         for content in (changed, before):
             files.write_bytes(content)
             sums["files.img"] = {"bytes": len(content), "crc32": zlib.crc32(content)}
-            (image / "sums.json").write_text(json.dumps(sums))
+            (checkpoint / "sums.json").write_text(json.dumps(sums))
             if content == changed:
                 is_refused(box, "which is no directory now")
             decoys.check()
@@ -272,7 +272,7 @@ def test_a_directory_that_is_made_again_is_kept(platform: Platform) -> None:
 
 
 def test_nothing_of_the_host_is_in_the_root_of_criu(platform: Platform) -> None:
-    """What a run of CRIU sees: looked at from the host, while it writes an image."""
+    """What a run of CRIU sees: looked at from the host, while it writes a checkpoint."""
     seen: dict[str, tuple[set[str], str]] = {}
     rounds = 10
     with Sandbox.create(timeout=300) as box:
@@ -300,7 +300,7 @@ def test_nothing_of_the_host_is_in_the_root_of_criu(platform: Platform) -> None:
 
 
 def test_criu_may_be_installed_anywhere(tmp_path: Path) -> None:
-    """Below directories in which sandboxes, images and caches are in the root of CRIU, or others of the host."""
+    """Below directories in which sandboxes, checkpoints and caches are in the root of CRIU, or others of the host."""
     real = Path(os.environ["RINGFENCE_CRIU"])
     for place in ("/root", "/tmp", "/run", "/mnt", "/image"):
         home = Path(place) / f"rf-criu-{uuid.uuid4().hex[:8]}"

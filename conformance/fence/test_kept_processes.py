@@ -117,7 +117,7 @@ def assert_injected(client: Client, box: Sandbox, internet: Internet, header: st
     assert sent(internet, path) == [header] * 2
 
 
-def images(directory: Path) -> list[Path]:
+def checkpoints(directory: Path) -> list[Path]:
     """Files with pages of memory."""
     return list(directory.rglob("pages-*.img"))
 
@@ -127,8 +127,8 @@ def test_after_a_pause_to_disk(injected: Injected, internet: Internet, platform:
     client = Client(box)
     assert_injected(client, box, internet, injected.header)
     pause(box)
-    # What its memory has is found in its image, and the secret is nowhere.
-    assert images(platform.data_dir / "kept")
+    # What its memory has is found in its checkpoint, and the secret is nowhere.
+    assert checkpoints(platform.data_dir / "kept")
     assert search_kept(client.mark, platform.data_dir, platform.log_path) == {"data"}
     assert search_kept(injected.secret, platform.data_dir, platform.log_path) == set()
     # What changes meanwhile holds from the first request on.
@@ -185,7 +185,7 @@ def test_in_sandboxes_from_a_snapshot(injected: Injected, internet: Internet, pl
     client = Client(injected.box)
     snapshot = injected.box.create_snapshot().snapshot_id
     try:
-        assert images(platform.data_dir / "memories")
+        assert checkpoints(platform.data_dir / "memories")
         assert "data" in search_kept(client.mark, platform.data_dir, platform.log_path)
         assert search_kept(injected.secret, platform.data_dir, platform.log_path) == set()
         injected.box.kill()

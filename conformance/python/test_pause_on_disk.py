@@ -221,7 +221,7 @@ def test_it_survives_restarts_of_the_platform(disk: Platform, box: Sandbox) -> N
     pause(box)
     box.kill()
     kept = disk.data_dir / "kept"
-    until(lambda: not any(entry.name.startswith(box.sandbox_id) for entry in kept.iterdir()), "its image is removed")
+    until(lambda: not any(entry.name.startswith(box.sandbox_id) for entry in kept.iterdir()), "its checkpoint is removed")
 
 
 def test_what_cannot_be_written_stays_in_memory(box: Sandbox) -> None:

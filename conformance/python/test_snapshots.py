@@ -34,7 +34,7 @@ def api(platform: Platform) -> Iterator[httpx.Client]:
         yield client
 
 
-def images(platform: Platform) -> int:
+def disks(platform: Platform) -> int:
     return len(list(Path(platform.data_dir, "disks").glob("*.img")))
 
 
@@ -45,11 +45,11 @@ def test_a_child_has_the_files_and_the_sandbox_runs_on(platform: Platform, sandb
     )
     counter = sandbox.commands.run("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", background=True)
     shell = sandbox.pty.create(size=PtySize(80, 24), timeout=0)
-    before = images(platform)
+    before = disks(platform)
     snapshot = sandbox.create_snapshot()
     made.append(snapshot.snapshot_id)
     assert snapshot.names == [] and snapshot.snapshot_id.endswith(":default")
-    assert images(platform) == before, "the copy of the disk is gone"
+    assert disks(platform) == before, "the copy of the disk is gone"
 
     # The same processes go on.
     seen: list[str] = []
@@ -221,4 +221,4 @@ def test_many_at_once(platform: Platform, made: list[str]) -> None:
     refused = [str(result) for result in results if not isinstance(result, str)]
     assert len(results) == 6 and made
     assert all(text.startswith(("409", "503")) for text in refused), refused
-    until(lambda: images(platform) == 0, "every disk is gone")
+    until(lambda: disks(platform) == 0, "every disk is gone")

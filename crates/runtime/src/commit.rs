@@ -1,11 +1,11 @@
 //! The process that stores what a sandbox wrote as a layer.
 //!
-//! It is a process of its own, with one thread, for the same reason as launchers: it holds the mount of an image that a
+//! It is a process of its own, with one thread, for the same reason as launchers: it holds the mount of a disk that a
 //! sandbox had, which nothing else may see, and which ends with it, with the loop device, however it ends. The mount is
 //! attached to no mount tree. The platform kills it at its deadline; it ends by itself when the platform does, and the
 //! next platform waits for that, because it holds the lock of launchers.
 //!
-//! The tree is hostile, but no longer changes: the image is mounted read-only, and no sandbox has it.
+//! The tree is hostile, but no longer changes: the disk is mounted read-only, and no sandbox has it.
 
 pub(crate) mod budget;
 pub(crate) mod copy;

@@ -1,13 +1,13 @@
-//! The writable disk of a sandbox: a sparse ext4 image of its own, so that its size is a real limit.
+//! The writable disk of a sandbox: a sparse file with an ext4 file system of its own, so that its size is a real limit.
 //!
 //! Creating a file system takes milliseconds and an external program, so it is created once per size, as a template. A
-//! new image consists of the template's few non-empty blocks and its own UUID: overlayfs disables `index` and
+//! new disk consists of the template's few non-empty blocks and its own UUID: overlayfs disables `index` and
 //! `nfs_export` for layers whose file systems share one. The template has `metadata_csum_seed`, so its checksums do not
 //! depend on the UUID, except that of the superblock, which is recomputed here.
 //!
-//! Attaching an image writes it out, and waits for that. So a launcher without work creates a disk in advance ([`Spare`]).
+//! Attaching a disk writes it out, and waits for that. So a launcher without work creates a disk in advance ([`Spare`]).
 //!
-//! The image is attached to a loop device that clears itself, and mounted without being attached to a mount tree: only
+//! The disk is attached to a loop device that clears itself, and mounted without being attached to a mount tree: only
 //! the overlay of the sandbox refers to it.
 
 use std::fs::File;
@@ -46,7 +46,7 @@ const CHECKSUM: usize = 0x3fc;
 const BLOCK: usize = 4096;
 /// Pause between two looks at whether a check of a disk has ended.
 const REPAIR_PAUSE: Duration = Duration::from_millis(10);
-/// How much of an image is copied between two looks at whether to continue, in bytes.
+/// How much of a disk is copied between two looks at whether to continue, in bytes.
 const COPIED_AT_ONCE: u64 = 64 << 20;
 /// Number of retries when another process takes the free loop device first.
 const LOOP_ATTEMPTS: usize = 64;
@@ -56,13 +56,13 @@ pub(crate) fn path_of(disk: &DiskId) -> String {
     format!("disks/{disk}.img")
 }
 
-/// Opens the image of a disk that exists.
+/// Opens the file of a disk that exists.
 pub(crate) fn open(data_dir: BorrowedFd<'_>, disk: &DiskId) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(data_dir, path_of(disk), flags, Mode::empty())?)
 }
 
-/// Whether the file system of an image was unmounted after its last change, and has no errors that the kernel knows of.
+/// Whether the file system of a disk was unmounted after its last change, and has no errors that the kernel knows of.
 /// Without a journal, this is what says that it is consistent: the host may have lost power while it was mounted.
 pub(crate) fn is_clean(image: &Path) -> io::Result<bool> {
     const VALID: u16 = 1;
@@ -73,7 +73,7 @@ pub(crate) fn is_clean(image: &Path) -> io::Result<bool> {
     Ok(state & VALID != 0 && state & ERRORS == 0)
 }
 
-/// Checks and repairs the file system of an image that nothing has mounted. What was written out before it was cut off is
+/// Checks and repairs the file system of a disk that nothing has mounted. What was written out before it was cut off is
 /// as it was; what was not may be lost, as on any computer.
 ///
 /// # Errors
@@ -114,18 +114,18 @@ pub(crate) fn repair(image: &Path, is_stopped: &dyn Fn() -> bool) -> io::Result<
     }
 }
 
-/// Space that an image takes on the host, in bytes.
+/// Space that a disk takes on the host, in bytes.
 pub(crate) fn held_bytes(image: &Path) -> io::Result<u64> {
     Ok(std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(image)?).saturating_mul(512))
 }
 
-/// Has the host allocate all blocks of an image now.
+/// Has the host allocate all blocks of a disk now.
 pub(crate) fn reserve(image: &Path, size: u64) -> io::Result<()> {
     let image = File::options().write(true).open(image)?;
     Ok(rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, size)?)
 }
 
-/// Copies an image that nothing changes meanwhile to a new file, with its holes. `may_continue` is asked again and again.
+/// Copies a disk that nothing changes meanwhile to a new file, with its holes. `may_continue` is asked again and again.
 pub(crate) fn copy<E: From<io::Error>>(
     from: &Path,
     to: &Path,
@@ -193,7 +193,7 @@ pub(crate) fn make_template(data_dir: &Path, disk_mb: u32) -> io::Result<()> {
     let file = File::create(&unfinished)?;
     file.set_len(u64::from(disk_mb) << 20)?;
     // One inode per 16 KiB, as mkfs itself chooses, and no space held back for root, which has no meaning here. No
-    // journal: an image outlives the processes of its sandbox only if it was unmounted and written out in full, and one
+    // journal: a disk outlives the processes of its sandbox only if it was unmounted and written out in full, and one
     // that the host lost power over while it was started again is repaired before it is used. Flexible groups of one: before its
     // first allocation, ext4 sets up the block bitmaps of eight of them, which took 1.1 ms with groups of 64, and takes
     // 0.3 ms.
@@ -273,7 +273,7 @@ impl Template {
         }
     }
 
-    /// Writes a new image with a random UUID; an existing one is never overwritten. With `reserve`, the host allocates
+    /// Writes a new disk with a random UUID; an existing one is never overwritten. With `reserve`, the host allocates
     /// all of its blocks now, so that no write in the sandbox can ever fail because the host's disk is full.
     pub(crate) fn instantiate(&self, data_dir: BorrowedFd<'_>, disk: &DiskId, reserve: bool) -> io::Result<OwnedFd> {
         self.write(data_dir, &path_of(disk), reserve)
@@ -303,7 +303,7 @@ impl Template {
     }
 }
 
-/// A disk that was created before a sandbox needed it. Its image is removed if none does.
+/// A disk that was created before a sandbox needed it. Its file is removed if none does.
 #[derive(Debug)]
 pub(crate) struct Spare {
     pub(crate) disk_mb: u32,
@@ -313,10 +313,10 @@ pub(crate) struct Spare {
     used: bool,
 }
 
-/// Beginning of the names of images that belong to no sandbox yet.
+/// Beginning of the names of disks that belong to no sandbox yet.
 const SPARE: &str = "spare-";
 
-/// Whether a file among the disks is an image that belongs to no sandbox: of a launcher that was killed, or of one that
+/// Whether a file among the disks is one that belongs to no sandbox: of a launcher that was killed, or of one that
 /// runs, which then creates another.
 pub(crate) fn is_spare(file_name: &std::ffi::OsStr) -> bool {
     file_name.as_encoded_bytes().starts_with(SPARE.as_bytes())
@@ -342,7 +342,7 @@ impl Spare {
         })
     }
 
-    /// Gives the disk to a sandbox. An existing image is never overwritten.
+    /// Gives the disk to a sandbox. An existing disk is never overwritten.
     pub(crate) fn into_disk(mut self, disk: &DiskId) -> io::Result<OwnedFd> {
         let mount = self.mount.try_clone()?;
         let (dir, flags) = (&self.data_dir, RenameFlags::NOREPLACE);
@@ -412,7 +412,7 @@ impl Loops {
         })
     }
 
-    /// Attaches an image. The device is released once the descriptor and all mounts of it are gone. A device that is
+    /// Attaches a disk. The device is released once the descriptor and all mounts of it are gone. A device that is
     /// opened for reading, or a file that is, makes it read-only.
     fn attach(&self, image: BorrowedFd<'_>, access: OFlags) -> io::Result<(OwnedFd, PathBuf)> {
         let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
@@ -430,13 +430,13 @@ impl Loops {
         Err(last)
     }
 
-    /// Mounts an image without attaching it to a mount tree. With `give_back`, freed blocks are returned to the host's
-    /// file system; a fully allocated image keeps its blocks.
+    /// Mounts a disk without attaching it to a mount tree. With `give_back`, freed blocks are returned to the host's
+    /// file system; a fully allocated disk keeps its blocks.
     pub(crate) fn mount(&self, image: BorrowedFd<'_>, give_back: bool) -> io::Result<OwnedFd> {
         let (_device, path) = self.attach(image, OFlags::RDWR)?;
         let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
-        // Inode tables need no zeroing because the image reads as zeros, and reading all block bitmaps ahead would cost
+        // Inode tables need no zeroing because the disk reads as zeros, and reading all block bitmaps ahead would cost
         // each sandbox time and memory for blocks it never uses.
         for flag in ["noinit_itable", "no_prefetch_block_bitmaps"] {
             rustix::mount::fsconfig_set_flag(&fs, flag)?;
@@ -449,7 +449,7 @@ impl Loops {
         Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
     }
 
-    /// Mounts the image of a disk that no sandbox has any more, to read it, without attaching it to a mount tree.
+    /// Mounts a disk that no sandbox has any more, to read it, without attaching it to a mount tree.
     pub(crate) fn mount_to_read(&self, image: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let (_device, path) = self.attach(image, OFlags::RDONLY)?;
         let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;

@@ -1,6 +1,6 @@
 //! How much the disk of a sandbox has grown on the host, and limits on further growth.
 //!
-//! Images are sparse: together they are larger than the host's disk. Data that the file system of a sandbox has
+//! Disks are sparse: together they are larger than the host's disk. Data that the file system of a sandbox has
 //! accepted and that then finds no block on the host is lost, although `fsync` reported success. So writes have to be
 //! refused when they are made. ext4 has the means: blocks counted in `reserved_clusters` are given to no process, root
 //! of the sandbox included, and the number can be changed while the file system is mounted. When it is raised, the next
@@ -8,7 +8,7 @@
 //! overwriting and deleting still work.
 //!
 //! Not limited by this: inode tables and bitmaps, which a new file system writes when they are first needed (1.6 % of
-//! the size of an image at most), and the host's own metadata of an image.
+//! the size of a disk at most), and the host's own metadata of a disk.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use crate::process::has_ended;
 use crate::usage::statfs_of;
 
-/// Cluster size of an image's file system, in bytes.
+/// Cluster size of a disk's file system, in bytes.
 const CLUSTER: u64 = 4096;
 /// What ext4 reserves by default: 2 % of the file system, at most 4096 clusters.
 const DEFAULT_RESERVED_CLUSTERS: u64 = 4096;
@@ -33,9 +33,9 @@ const SEARCH_PAUSE: Duration = Duration::from_millis(20);
 /// State of a sandbox's disk at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Disk {
-    /// Size of the image, in bytes.
+    /// Size of the disk, in bytes.
     pub size_bytes: u64,
-    /// Space allocated on the host for the image, in bytes.
+    /// Space allocated on the host for the disk, in bytes.
     pub held_bytes: u64,
     /// Space that its file system has promised to files, in bytes, written or not.
     pub used_bytes: u64,
@@ -52,7 +52,7 @@ impl Disk {
         self.used_bytes.saturating_sub(self.held_bytes)
     }
 
-    /// Whether (almost) the whole image is allocated on the host: it then cannot grow any more.
+    /// Whether (almost) the whole disk is allocated on the host: it then cannot grow any more.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held_bytes / 19 >= self.size_bytes / 20
@@ -70,9 +70,9 @@ impl Disk {
     }
 }
 
-/// Reads the state of the disk whose image is `image`, in the sandbox whose agent is `pid` behind `agent`.
+/// Reads the state of the disk whose file is `image`, in the sandbox whose agent is `pid` behind `agent`.
 pub(crate) fn read(image: &Path, pid: i32, agent: BorrowedFd<'_>) -> io::Result<Disk> {
-    // The image first: what is promised in between is then counted as owed, not overlooked.
+    // The disk first: what is promised in between is then counted as owed, not overlooked.
     let metadata = fs::metadata(image)?;
     let inside = statfs_of(pid)?;
     if has_ended(agent)? {
@@ -87,7 +87,7 @@ pub(crate) fn read(image: &Path, pid: i32, agent: BorrowedFd<'_>) -> io::Result<
     })
 }
 
-/// Limits what the file system of an image may promise to `allowance` bytes beyond what it has, or removes the limit
+/// Limits what the file system of a disk may promise to `allowance` bytes beyond what it has, or removes the limit
 /// with `None`. What was promised since `disk` was read counts against it.
 pub(crate) fn allow(device: &str, disk: &Disk, allowance: Option<u64>) -> io::Result<()> {
     let reserved = match allowance {
@@ -97,7 +97,7 @@ pub(crate) fn allow(device: &str, disk: &Disk, allowance: Option<u64>) -> io::Re
     fs::write(format!("/sys/fs/ext4/{device}/reserved_clusters"), reserved.to_string())
 }
 
-/// Cache of the loop devices that images are attached to.
+/// Cache of the loop devices that disks are attached to.
 #[derive(Debug, Default)]
 pub(crate) struct LoopDevices(Mutex<DeviceCache>);
 
@@ -108,13 +108,13 @@ struct DeviceCache {
 }
 
 impl LoopDevices {
-    /// The device of an image.
+    /// The device of a disk.
     ///
     /// # Errors
     /// When there is none, or [`io::ErrorKind::WouldBlock`] when the last search was less than [`SEARCH_PAUSE`] ago.
     pub(crate) fn of(&self, image: &Path) -> io::Result<String> {
         let mut cache = self.0.lock();
-        // Loop devices are reused for other images as soon as they are free.
+        // Loop devices are reused for other disks as soon as they are free.
         if let Some(device) = cache.devices.get(image)
             && backing(device).as_deref() == Some(image)
         {
@@ -133,7 +133,7 @@ impl LoopDevices {
     }
 }
 
-/// Whether an image is attached to a loop device: its file system is in use, or still being written out.
+/// Whether a disk is attached to a loop device: its file system is in use, or still being written out.
 pub(crate) fn is_attached(image: &Path) -> io::Result<bool> {
     Ok(search()?.contains_key(image))
 }

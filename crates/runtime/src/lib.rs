@@ -4,7 +4,7 @@
 //!
 //! - The kernel's objects are the record. A sandbox is found by the name of its cgroup, its mounts exist only in its
 //!   own mount namespace, its loop device clears itself: when its processes are gone, all that remains is an empty
-//!   cgroup and one image file, and both carry the id of the sandbox's disk in their names. What is to outlive the
+//!   cgroup and one file for its disk, and both carry the id of the sandbox's disk in their names. What is to outlive the
 //!   processes is noted in the data directory before they end (`kept.rs`).
 //! - Nothing on the create path executes a program or sleeps.
 //! - This crate knows no teams, keys or database; to it, ids are only names.

@@ -25,7 +25,7 @@ pub enum CriuChoice {
 /// Settings of a driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverSettings {
-    /// Data directory: disk images, layers and versions of `base`.
+    /// Data directory: disks, layers and versions of `base`.
     pub data_dir: PathBuf,
     /// Number of launcher processes, which start sandboxes in parallel.
     pub launchers: usize,

@@ -7,7 +7,7 @@
 //!   off: usage is never reported as larger than the total.
 //! - Memory is split into what only the processes can free and the page cache of files on disk. Files in memory are
 //!   cache to the kernel, but it cannot drop them, so they count as used here.
-//! - Disk usage is what `df` reports inside. The image would also count freed blocks until the kernel gives them back.
+//! - Disk usage is what `df` reports inside. The size of the file would also count freed blocks until the kernel gives them back.
 //!
 //! Without control groups there is nothing to read, and that is an error rather than a guess.
 

@@ -123,7 +123,7 @@ pub(super) async fn continues_where_it_was(data_dir: &Path) {
         }
         assert_eq!(paused.memory_bytes, 0);
         assert!(paused.disk_bytes > 0);
-        // Nothing of it is on the host but its disk and its image.
+        // Nothing of it is on the host but its disk and its checkpoint.
         assert_eq!(processes(&host.id), []);
         until_without_groups(&host.id).await;
         assert!(kept_of(data_dir, &host.id).join("image").is_dir());
@@ -138,7 +138,7 @@ pub(super) async fn continues_where_it_was(data_dir: &Path) {
             assert_eq!(adopted, [Adopted { id, state }]);
         }
         resume(&host, Kept::Checkpoint).await.unwrap();
-        // The image is not what the sandbox is any more.
+        // The checkpoint is not what the sandbox is any more.
         assert!(!kept_of(data_dir, &host.id).join("image").exists());
         let now = count(&host).await;
         assert!(now >= counted, "{now} {counted}");
@@ -260,12 +260,12 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     assert_eq!(disks(data_dir), 0);
 }
 
-pub(super) async fn damaged_images_are_refused(data_dir: &Path) {
+pub(super) async fn damaged_checkpoints_are_refused(data_dir: &Path) {
     let host = counting(data_dir).await;
     goes_on(&host, 0).await;
     assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
-    let image = kept_of(data_dir, &host.id).join("image");
-    let core = image.join("core-1.img");
+    let checkpoint = kept_of(data_dir, &host.id).join("image");
+    let core = checkpoint.join("core-1.img");
     let whole = fs::read(&core).unwrap();
     fs::write(&core, &whole[..whole.len() / 2]).unwrap();
     resume(&host, Kept::Checkpoint).await.unwrap_err();
@@ -274,9 +274,9 @@ pub(super) async fn damaged_images_are_refused(data_dir: &Path) {
     fs::write(&core, &whole).unwrap();
     resume(&host, Kept::Checkpoint).await.unwrap();
     goes_on(&host, 0).await;
-    // Without an image it starts anew from its disk.
+    // Without a checkpoint it starts anew from its disk.
     assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
-    fs::remove_dir_all(&image).unwrap();
+    fs::remove_dir_all(&checkpoint).unwrap();
     resume(&host, Kept::Checkpoint).await.unwrap_err();
     resume(&host, Kept::Filesystem).await.unwrap();
     assert!(count(&host).await > 0);

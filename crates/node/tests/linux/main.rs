@@ -8,7 +8,7 @@
     reason = "a test program of its own"
 )]
 
-mod images;
+mod checkpoints;
 mod layers;
 mod memory;
 mod mounts;
@@ -82,7 +82,7 @@ fn run_all() -> Vec<bool> {
         passed(
             "a sandbox whose processes are on disk continues where it was",
             dir,
-            images::continues_where_it_was(dir),
+            checkpoints::continues_where_it_was(dir),
         ),
         passed(
             "mounts are those of the list after a start and after a restore",
@@ -92,17 +92,17 @@ fn run_all() -> Vec<bool> {
         passed(
             "what cannot be written stays in memory",
             dir,
-            images::stays_in_memory(dir),
+            checkpoints::stays_in_memory(dir),
         ),
         passed(
             "what is written after its pause stands still until then",
             dir,
-            images::is_written_while_it_stands_still(dir),
+            checkpoints::is_written_while_it_stands_still(dir),
         ),
         passed(
-            "a damaged image is refused, and the disk is kept",
+            "a damaged checkpoint is refused, and the disk is kept",
             dir,
-            images::damaged_images_are_refused(dir),
+            checkpoints::damaged_checkpoints_are_refused(dir),
         ),
         passed(
             "a sandbox is logged and measured from start to end",
@@ -152,7 +152,7 @@ fn passed(name: &str, data_dir: &Path, test: impl Future<Output = ()>) -> bool {
             block_on(async {
                 let host = open(data_dir).await;
                 host.node.remove_everything().await.unwrap();
-                images::until_without_groups(&host.id).await;
+                checkpoints::until_without_groups(&host.id).await;
             });
         })
 }
@@ -176,7 +176,7 @@ async fn open(data_dir: &Path) -> Host {
         driver: DriverSettings {
             launchers: 1,
             disks_mb: vec![RESOURCES.disk_mb],
-            criu: CriuChoice::At(images::criu()),
+            criu: CriuChoice::At(checkpoints::criu()),
             ..DriverSettings::new(data_dir.to_owned())
         },
         process_rate: None,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use model::id::{BuildId, LayerId};
 use protocol::node::{CopiedMemory, Image, NodeApi, NodeEvent, StartSandbox, WantedState};
 
-use super::images::until_without_groups;
+use super::checkpoints::until_without_groups;
 use super::layers::{above_base, passes};
 use super::pause::{count, counting, goes_on, processes};
 use super::{Host, disks, open, request, running, wanted};

@@ -6,7 +6,7 @@ use model::lifecycle::Kept;
 use protocol::node::NodeApi;
 use testkit::mounts::{changes, differences};
 
-use super::images::{pause, resume};
+use super::checkpoints::{pause, resume};
 use super::pause::{counting, goes_on, output};
 use super::{Host, disks, run};
 

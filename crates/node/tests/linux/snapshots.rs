@@ -43,7 +43,7 @@ async fn write(host: &Host) {
     assert!(answer.contains("exit status 0"), "{answer}");
 }
 
-/// Images in the data directory that are in use, those of launchers excepted.
+/// Disks in the data directory that are in use, those of launchers excepted.
 pub(super) fn attached(data_dir: &Path) -> usize {
     let devices = fs::read_dir("/sys/block").unwrap().flatten();
     let of_us = devices.filter(|device| {

@@ -230,7 +230,7 @@ impl Versions {
 }
 
 /// The part of a version, as [`Versions::current`] names it, that says which packages the host has. Processes can be
-/// restored from an image with any version of the same packages: their programs are the same.
+/// restored from a checkpoint with any version of the same packages: their programs are the same.
 pub(crate) fn packages_of(version: &str) -> &str {
     let key = version.split(' ').next().unwrap_or_default();
     key.split('-').next().unwrap_or_default()

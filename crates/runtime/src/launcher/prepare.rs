@@ -141,7 +141,7 @@ impl Launcher {
         let spare = self.spare.take().filter(|spare| spare.disk_mb == disk_mb);
         let disk = match spare.map(|spare| spare.into_disk(&name.disk)) {
             Some(Ok(disk)) => disk,
-            // Its image may have been removed.
+            // Its file may have been removed.
             Some(Err(_)) | None => {
                 let index = self.template(disk_mb)?;
                 let image = self.templates[index]

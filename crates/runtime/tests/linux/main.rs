@@ -316,7 +316,7 @@ fn lives_in_its_own_namespaces(container: &ContainerDriver) {
     }
 }
 
-/// Images that belong to no sandbox yet.
+/// Disks that belong to no sandbox yet.
 fn spares(data_dir: &Path) -> usize {
     let names = fs::read_dir(data_dir.join("disks")).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name());
@@ -336,7 +336,7 @@ fn has_a_disk_in_advance(container: &ContainerDriver) {
         // One launcher has it now. It is created when nothing has to be started for a moment.
         until(|| spares(&data_dir) >= 1);
         if number == 1 {
-            // An image that was removed, here by the sweep of a start, is replaced.
+            // A disk that was removed, here by the sweep of a start, is replaced.
             container
                 .storage()
                 .sweep_disks(&[disk_of(&self::id("ione")), disk_of(&self::id("itwo"))])
@@ -379,7 +379,7 @@ fn is_measured(container: &ContainerDriver) {
     let full = started.sandbox.usage().unwrap();
     let more = full.disk_used_bytes - before.disk_used_bytes;
     assert!(((8 << 20)..(9 << 20)).contains(&more), "{more}");
-    // Freed space is available immediately, whatever the image on the host still holds.
+    // Freed space is available immediately, whatever the disk on the host still holds.
     fs::write(&file, "").unwrap();
     let empty = started.sandbox.usage().unwrap();
     assert!(empty.disk_used_bytes < before.disk_used_bytes + (1 << 20), "{empty:?}");

@@ -60,7 +60,7 @@ pub(crate) fn run(config: &Config, command: &TransferCommand) -> Result<ExitCode
         } => match artifact(to)? {
             Some(to) => {
                 let registry = open(config, registry, &to, Access::Push)?;
-                block_on(oci::push(&dir, (team, name), &to, &registry))?;
+                block_on(oci::push(&dir, team, name, &to, &registry))?;
             }
             None => block_on(push(&dir, team, name, to))?,
         },
@@ -76,7 +76,11 @@ pub(crate) fn run(config: &Config, command: &TransferCommand) -> Result<ExitCode
                 (true, Some(swapped)) => (swapped, Path::new(name)),
                 _ => (name.as_str(), from.as_path()),
             };
-            let to = (team.as_str(), name, *any_base);
+            let to = Target {
+                team,
+                name,
+                any_base: *any_base,
+            };
             match artifact(from)? {
                 Some(from) => {
                     let registry = open(config, registry, &from, Access::Pull)?;
@@ -236,12 +240,18 @@ async fn push(dir: &DataDir, team: &str, name: &str, path: &Path) -> Result<()> 
     ))
 }
 
+/// The template that is pulled.
+#[derive(Debug, Clone, Copy)]
+struct Target<'a> {
+    team: &'a str,
+    name: &'a str,
+    /// Whether the `base` on which it was built may be another one than that of this host.
+    any_base: bool,
+}
+
 /// Makes a template of what `send` sends.
-async fn import(
-    dir: &DataDir,
-    (team, name, any_base): (&str, &str, bool),
-    send: impl AsyncFnOnce(&Pieces) -> Result<()>,
-) -> Result<()> {
+async fn import(dir: &DataDir, to: Target<'_>, send: impl AsyncFnOnce(&Pieces) -> Result<()>) -> Result<()> {
+    let Target { team, name, any_base } = to;
     let (sender, mut receiver) = tokio::sync::mpsc::channel::<Piece>(2);
     let stream = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
     let send = async move {
@@ -270,7 +280,7 @@ async fn import(
     ))
 }
 
-async fn pull(dir: &DataDir, to: (&str, &str, bool), path: &Path) -> Result<()> {
+async fn pull(dir: &DataDir, to: Target<'_>, path: &Path) -> Result<()> {
     let opened = tokio::fs::File::open(path).await;
     let mut file = opened.with_context(|| format!("open {}", path.display()))?;
     let send = async move |to: &Pieces| {
@@ -286,7 +296,7 @@ async fn pull(dir: &DataDir, to: (&str, &str, bool), path: &Path) -> Result<()> 
     import(dir, to, send).await
 }
 
-async fn pull_artifact(dir: &DataDir, to: (&str, &str, bool), from: &Reference, registry: &Artifacts) -> Result<()> {
+async fn pull_artifact(dir: &DataDir, to: Target<'_>, from: &Reference, registry: &Artifacts) -> Result<()> {
     let found = oci::find(from, registry).await.with_context(|| from.to_string())?;
     let send = async move |to: &Pieces| {
         let sent = oci::send(found, registry, to).await;

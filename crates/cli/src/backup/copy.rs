@@ -48,10 +48,10 @@ fn open(path: &Path) -> io::Result<(File, std::fs::Metadata)> {
 /// When one of the two cannot be read or written, or the new one exists.
 pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<Copied> {
     // First, so that nothing is left where there is nothing to copy.
-    let source = open(from)?;
+    let (source, metadata) = open(from)?;
     let target = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to)?;
     let mut write = |block: &[u8], at| target.write_all_at(block, at);
-    let copied = read(source, &mut write).and_then(|copied| {
+    let copied = read(&source, &metadata, &mut write).and_then(|copied| {
         target.set_len(copied.size)?;
         Ok(copied)
     });
@@ -75,20 +75,22 @@ pub(crate) fn set_access(path: &Path, mode: u32, owner: (u32, u32)) -> io::Resul
 /// # Errors
 /// When it cannot be read.
 pub(crate) fn check(path: &Path) -> io::Result<Copied> {
-    read(open(path)?, &mut |_, _| Ok(()))
+    let (file, metadata) = open(path)?;
+    read(&file, &metadata, &mut |_, _| Ok(()))
 }
 
 fn read(
-    (file, metadata): (File, std::fs::Metadata),
+    file: &File,
+    metadata: &std::fs::Metadata,
     write: &mut dyn FnMut(&[u8], u64) -> io::Result<()>,
 ) -> io::Result<Copied> {
     let (size, mut data) = (metadata.len(), 0);
     let mut sum = Sha256::new();
     let mut buffer = vec![0; AT_ONCE];
     let mut at = 0;
-    while let Some(start) = next_data(&file, at)? {
+    while let Some(start) = next_data(file, at)? {
         at = start - start % BLOCK;
-        let length = fill(&file, &mut buffer, at)?;
+        let length = fill(file, &mut buffer, at)?;
         if length == 0 {
             break;
         }

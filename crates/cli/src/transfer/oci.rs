@@ -75,12 +75,7 @@ fn nameless(dir: &DataDir) -> Result<File> {
 }
 
 /// Pushes a template.
-pub(super) async fn push(
-    dir: &DataDir,
-    (team, name): (&str, &str),
-    to: &Reference,
-    registry: &Artifacts,
-) -> Result<()> {
+pub(super) async fn push(dir: &DataDir, team: &str, name: &str, to: &Reference, registry: &Artifacts) -> Result<()> {
     let Some(tag) = to.tag.as_deref().filter(|_| to.digest.is_none()) else {
         bail!("{to}: a template is pushed under a tag, and its digest is what comes of it");
     };

@@ -48,8 +48,13 @@ const FLOWS_BURST: u32 = 1000;
 const DNS_IDLE: Duration = Duration::from_secs(2);
 const DNS_IDLE_UNANSWERED: Duration = Duration::from_secs(10);
 
-/// The addresses and ports of a flow: the sandbox's, then the destination's.
-type Key = (SocketAddr, SocketAddr);
+/// The addresses and ports of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    /// That of the sandbox.
+    source: SocketAddr,
+    destination: SocketAddr,
+}
 
 /// Flows that are open.
 type Flows = Arc<Mutex<HashMap<Key, Arc<Flow>>>>;
@@ -145,7 +150,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
                     return Ok(());
                 }
                 let policy = Arc::clone(&policy.borrow_and_update());
-                let open = |key: &Key| judge_datagram(&sandbox.shared.settings, &policy, key.1.ip()) == Verdict::Open;
+                let open = |key: &Key| judge_datagram(&sandbox.shared.settings, &policy, key.destination.ip()) == Verdict::Open;
                 // Each flow's task notices that it is no longer the one in the map.
                 flows.lock().retain(|key, _| open(key));
                 continue;
@@ -156,7 +161,7 @@ pub(super) async fn serve(sandbox: Arc<Sandbox>, stop: CancellationToken) -> io:
         while received < TURN {
             match ready.try_io(|_| sandbox.network.receive(&mut buffer)) {
                 Ok(Ok((length, source, destination))) => {
-                    let key = (source, destination);
+                    let key = Key { source, destination };
                     let is_query = take(&sandbox, &flows, &new, key, &buffer[..length], &stop);
                     queries += u32::from(is_query);
                 }
@@ -182,7 +187,7 @@ fn take(
     datagram: &[u8],
     stop: &CancellationToken,
 ) -> bool {
-    let (source, destination) = key;
+    let Key { source, destination } = key;
     if sandbox.is_resolver(destination) {
         answer(sandbox, key, datagram, stop);
         return true;
@@ -211,7 +216,8 @@ fn take(
 }
 
 /// Answers a DNS query, now or when there is an answer.
-fn answer(sandbox: &Arc<Sandbox>, (source, destination): Key, datagram: &[u8], stop: &CancellationToken) {
+fn answer(sandbox: &Arc<Sandbox>, key: Key, datagram: &[u8], stop: &CancellationToken) {
+    let Key { source, destination } = key;
     let tasks = &sandbox.shared.tasks;
     // The resolver refuses what is longer by its first bytes.
     let query = datagram[..datagram.len().min(MAX_QUERY + 1)].to_vec();
@@ -260,7 +266,7 @@ fn record(sandbox: &Sandbox, destination: SocketAddr, outcome: Outcome) -> Egres
 
 /// Opens a flow, if the policy allows it.
 fn open(sandbox: &Arc<Sandbox>, flows: &Flows, key: Key, stop: &CancellationToken) -> Result<Arc<Flow>, Outcome> {
-    let destination = key.1;
+    let destination = key.destination;
     let settings = &sandbox.shared.settings;
     match judge_datagram(settings, &sandbox.policy(), destination.ip()) {
         Verdict::Open => {}
@@ -297,7 +303,7 @@ fn connected(destination: SocketAddr) -> io::Result<UdpSocket> {
 
 /// Forwards what comes back, until the flow is idle or closed.
 async fn answers(sandbox: Arc<Sandbox>, flows: Flows, key: Key, flow: Arc<Flow>, stop: CancellationToken) {
-    let (source, destination) = key;
+    let Key { source, destination } = key;
     let is_open = || flows.lock().get(&key).is_some_and(|open| Arc::ptr_eq(open, &flow));
     let mut policy = sandbox.policy.subscribe();
     let mut cut = None;
@@ -470,7 +476,10 @@ mod tests {
     }
 
     fn key(destination: &str) -> Key {
-        (address("10.0.0.2:4000"), address(destination))
+        Key {
+            source: address("10.0.0.2:4000"),
+            destination: address(destination),
+        }
     }
 
     /// A query for the address of a name.

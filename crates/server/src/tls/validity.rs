@@ -39,9 +39,13 @@ impl Validity {
         signed.expect(SEQUENCE)?;
         signed.expect(SEQUENCE)?;
         let mut validity = Reader(signed.expect(SEQUENCE)?);
+        let mut next = || {
+            let (tag, text) = validity.next()?;
+            time(tag, text)
+        };
         Some(Self {
-            not_before: time(validity.next()?)?,
-            not_after: time(validity.next()?)?,
+            not_before: next()?,
+            not_after: next()?,
         })
     }
 }
@@ -75,7 +79,7 @@ impl<'a> Reader<'a> {
 }
 
 /// A time in UTC with seconds, in either of the two forms that certificates have.
-fn time((tag, text): (u8, &[u8])) -> Option<Timestamp> {
+fn time(tag: u8, text: &[u8]) -> Option<Timestamp> {
     let digits = text.strip_suffix(b"Z")?;
     let number = |from: usize, to: usize| -> Option<i16> {
         digits.get(from..to)?.iter().try_fold(0_i16, |all, digit| {
@@ -115,7 +119,7 @@ mod tests {
             assert_eq!(validity.not_before.to_string(), format!("{from}-02-28T00:00:00Z"));
             assert_eq!(validity.not_after.to_string(), format!("{to}-12-31T00:00:00Z"));
         }
-        let at = |tag, text: &str| time((tag, text.as_bytes())).map(|time| time.to_string());
+        let at = |tag, text: &str| time(tag, text.as_bytes()).map(|time| time.to_string());
         assert_eq!(at(UTC_TIME, "491231235959Z").as_deref(), Some("2049-12-31T23:59:59Z"));
         assert_eq!(at(UTC_TIME, "500101000000Z").as_deref(), Some("1950-01-01T00:00:00Z"));
         assert_eq!(

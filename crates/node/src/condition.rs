@@ -9,8 +9,8 @@
 //!                                                    └──▶ being copied
 //! ```
 //!
-//! Its end never goes back. Whether it stands still is changed with the turn of the sandbox alone
-//! ([`SandboxHandle::change`](crate::handle::SandboxHandle::change)), except while it is kept ready, before a client knows it.
+//! Its end never goes back. Whether it stands still is changed with the turn of the sandbox alone (`SandboxHandle::change`),
+//! except while it is kept ready, before a client knows it.
 
 use std::sync::Arc;
 

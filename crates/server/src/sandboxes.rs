@@ -162,7 +162,7 @@ impl Sandboxes {
         if let Err(error) = self.rows.sandbox_delete(id).await {
             // The row belongs to no running sandbox, so the next start removes it.
             self.tracked
-                .log_store_error(&error, id, "cannot remove the row of an ended sandbox");
+                .store_failed(&error, id, "cannot remove the row of an ended sandbox");
         }
     }
 }

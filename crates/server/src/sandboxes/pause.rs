@@ -182,7 +182,7 @@ impl Sandboxes {
             Ok(row) => row,
             Err(error) => {
                 self.tracked
-                    .log_store_error(&error, &entry.id, "cannot read the row of a sandbox");
+                    .store_failed(&error, &entry.id, "cannot read the row of a sandbox");
                 None
             }
         };
@@ -450,7 +450,7 @@ impl Sandboxes {
                 Err(PauseError::Store(error)) => {
                     return self
                         .tracked
-                        .log_store_error(&error, &entry.id, "cannot pause a sandbox at its deadline");
+                        .store_failed(&error, &entry.id, "cannot pause a sandbox at its deadline");
                 }
                 Err(
                     PauseError::Node(_)

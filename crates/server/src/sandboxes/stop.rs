@@ -81,7 +81,7 @@ impl Sandboxes {
             Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => {}
             Err(NotChanged::Store(error)) => {
                 self.tracked
-                    .log_store_error(&error, id, "cannot record that a sandbox is stopping");
+                    .store_failed(&error, id, "cannot record that a sandbox is stopping");
             }
         }
         turn.cut();
@@ -94,7 +94,7 @@ impl Sandboxes {
         }
         if let Err(error) = self.rows.sandbox_delete(id).await {
             self.tracked
-                .log_store_error(&error, id, "cannot remove the row of an ended sandbox");
+                .store_failed(&error, id, "cannot remove the row of an ended sandbox");
             return StopOutcome::Failed;
         }
         self.tracked.remove(id);

@@ -62,7 +62,7 @@ impl Tracked {
     }
 
     /// Counts and logs a database error that is not reported to a client.
-    pub(super) fn log_store_error(&self, error: &StoreError, id: &SandboxId, what: &str) {
+    pub(super) fn store_failed(&self, error: &StoreError, id: &SandboxId, what: &str) {
         self.metrics.store_error();
         tracing::error!(sandbox.id = %id, error = %Chain(error), "{what}");
     }

@@ -69,7 +69,7 @@ impl Recording {
             Err(NotChanged::Stale | NotChanged::Missing) => None,
             Err(NotChanged::Store(error)) => {
                 self.tracked
-                    .log_store_error(&error, &turn.id, "cannot record the state of a sandbox yet");
+                    .store_failed(&error, &turn.id, "cannot record the state of a sandbox yet");
                 let (recording, entry, version) = (Arc::clone(self), Arc::clone(turn), turn.version());
                 self.work
                     .spawn(async move { recording.record_later(&entry, version, state).await });
@@ -83,7 +83,7 @@ impl Recording {
             let turn = entry.turn().await;
             if let Err(error) = self.settle(&turn).await {
                 self.tracked
-                    .log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
+                    .store_failed(&error, &entry.id, "cannot record the state of a sandbox yet");
                 continue;
             }
             if turn.version() != version || turn.state() != state.state() {
@@ -93,7 +93,7 @@ impl Recording {
                 Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => return,
                 Err(NotChanged::Store(error)) => {
                     self.tracked
-                        .log_store_error(&error, &entry.id, "cannot record the state of a sandbox yet");
+                        .store_failed(&error, &entry.id, "cannot record the state of a sandbox yet");
                 }
             }
         }
@@ -112,7 +112,7 @@ impl Recording {
                     return;
                 };
                 let what = "cannot read the row of a sandbox";
-                recording.tracked.log_store_error(&error, &entry.id, what);
+                recording.tracked.store_failed(&error, &entry.id, what);
             }
         });
     }

@@ -58,7 +58,7 @@ impl Sandboxes {
             Err(error) => {
                 return self
                     .tracked
-                    .log_store_error(&error, id, "cannot read the row of a paused sandbox");
+                    .store_failed(&error, id, "cannot read the row of a paused sandbox");
             }
         };
         // It counts as kept on disk afterwards, which survives a loss of power.
@@ -70,7 +70,7 @@ impl Sandboxes {
         if let Err(error) = synced {
             return self
                 .tracked
-                .log_store_error(&error, id, "cannot write a paused sandbox to disk");
+                .store_failed(&error, id, "cannot write a paused sandbox to disk");
         }
         let cancel = CancellationToken::new();
         let pausing = self.pause_on_node(id, keep, false, cancel.clone());

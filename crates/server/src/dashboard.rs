@@ -18,6 +18,7 @@
 //! does the rest.
 
 mod assets;
+mod cleaning;
 mod guard;
 mod passing;
 mod sessions;
@@ -37,9 +38,10 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::json;
 use store::Store;
 
+use self::cleaning::Cleaner;
 use self::guard::Client;
 use self::passing::Reading;
-pub(crate) use self::passing::{at_own_origin, from_agent, from_api, without_cookies};
+pub(crate) use self::passing::{at_own_origin, from_agent, without_cookies};
 use self::sessions::{Actor, CODE_LIFETIME, CODE_PREFIX, Codes, LIFETIME, Session, Sessions};
 use crate::api::{ApiError, prefers_pages, read_limited};
 use crate::authentication::{Authenticator, Credential, Owner, SessionOwner, StoredCredential};
@@ -83,6 +85,7 @@ pub(crate) struct Dashboard {
     sessions: Sessions,
     codes: Codes,
     sign_ins: PeerRates,
+    cleaner: Cleaner,
 }
 
 /// What becomes of a request.
@@ -90,9 +93,9 @@ pub(crate) struct Dashboard {
 pub(crate) enum Visit {
     /// The dashboard itself has answered.
     Answered(Response),
-    /// The API answers this request; [`from_api`] makes the response.
+    /// The API answers this request; [`Dashboard::from_api`] makes the response.
     Api(Request<ClientBody>),
-    /// The operator API answers this request; [`from_api`] makes the response.
+    /// The operator API answers this request; [`Dashboard::from_api`] makes the response.
     Operator(Request<ClientBody>),
     /// The agent of a sandbox answers this request; [`from_agent`] makes the response.
     Agent(AgentCall),
@@ -145,6 +148,7 @@ impl Dashboard {
             sessions: Sessions::default(),
             codes: Codes::default(),
             sign_ins: PeerRates::new(SIGN_INS.0, SIGN_INS.1),
+            cleaner: Cleaner::default(),
         }
     }
 
@@ -174,6 +178,11 @@ impl Dashboard {
             passing::protect(response.headers_mut());
         }
         visit
+    }
+
+    /// Makes an answer of the API one for the page: without what gives access to a sandbox or to the team.
+    pub(crate) async fn from_api(&self, response: Response) -> Response {
+        self.cleaner.from_api(response).await
     }
 
     async fn visit(

@@ -208,11 +208,12 @@ impl Gateway {
     }
 
     async fn answer_from_dashboard(&self, request: Request<ClientBody>, client: ClientPeer) -> Response<Body> {
-        match self.services.dashboard.admit(request, client, self.is_ready()).await {
+        let dashboard = &self.services.dashboard;
+        match dashboard.admit(request, client, self.is_ready()).await {
             Visit::Answered(response) => response,
-            Visit::Api(request) => dashboard::from_api(self.answer_from_api(request).await).await,
+            Visit::Api(request) => dashboard.from_api(self.answer_from_api(request).await).await,
             Visit::Operator(request) => match self.operator.clone().oneshot(request.map(Body::new)).await {
-                Ok(response) => dashboard::from_api(response).await,
+                Ok(response) => dashboard.from_api(response).await,
                 Err(infallible) => match infallible {},
             },
             Visit::Agent(call) => {

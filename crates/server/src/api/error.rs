@@ -105,7 +105,7 @@ impl ApiError {
     }
 
     /// Adds a `Retry-After` header.
-    pub(super) fn retry_after(self, seconds: u32) -> Self {
+    pub(crate) fn retry_after(self, seconds: u32) -> Self {
         self.header(header::RETRY_AFTER, seconds)
     }
 

@@ -8,14 +8,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use bytes::Bytes;
 use formats::percent;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, request};
 use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use proxy::ingress::ResponseBody;
-use serde_json::Value;
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -30,19 +28,6 @@ const TO_API: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::USER_AGENT,
     HeaderName::from_static("idempotency-key"),
-];
-/// Headers of answers of the API.
-const FROM_API: [HeaderName; 10] = [
-    header::CONTENT_TYPE,
-    header::LINK,
-    header::RETRY_AFTER,
-    HeaderName::from_static("ratelimit-limit"),
-    HeaderName::from_static("ratelimit-remaining"),
-    HeaderName::from_static("ratelimit-reset"),
-    HeaderName::from_static("server-timing"),
-    HeaderName::from_static("x-next-token"),
-    HeaderName::from_static("x-request-id"),
-    HeaderName::from_static("x-total-running"),
 ];
 /// Headers of requests to an agent.
 const TO_AGENT: [HeaderName; 8] = [
@@ -66,10 +51,6 @@ const FROM_AGENT: [HeaderName; 4] = [
 const AGENT_TYPES: [&str; 2] = ["application/connect+json", "application/json"];
 /// Header with the token of a sandbox's agent.
 const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
-/// Names of values that give access, anywhere in an answer of the API.
-const SECRET_NAMES: [&str; 3] = ["apiKey", "envdAccessToken", "trafficAccessToken"];
-/// Largest answer of the API that is read, in bytes. Lists have pages, and logs limits, below it.
-const ANSWER_MAX: usize = 16 * 1024 * 1024;
 /// What a page of the dashboard may load: files of its own.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                            form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
@@ -97,7 +78,8 @@ pub(crate) struct Reading {
     pub(super) file: Option<String>,
 }
 
-fn only(headers: &HeaderMap, allowed: &[HeaderName]) -> HeaderMap {
+/// The headers with those names, with all their values.
+pub(super) fn only(headers: &HeaderMap, allowed: &[HeaderName]) -> HeaderMap {
     let mut kept = HeaderMap::new();
     for name in allowed {
         for value in headers.get_all(name) {
@@ -191,60 +173,6 @@ pub(super) fn file_name(uri: &Uri) -> String {
     name.to_owned()
 }
 
-/// Makes the answer of the API one for the page: without what gives access to a sandbox or the team.
-pub(crate) async fn from_api(response: Response) -> Response {
-    let (mut parts, body) = response.into_parts();
-    parts.headers = only(&parts.headers, &FROM_API);
-    let is_json = parts
-        .headers
-        .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
-    let mut response = match Limited::new(body, ANSWER_MAX).collect().await {
-        Ok(body) if is_json => match without_secrets(&body.to_bytes()) {
-            Ok(bytes) => Response::from_parts(parts, Body::from(bytes)),
-            Err(error) => ApiError::internal().caused_by(error).into_response(),
-        },
-        Ok(body) => {
-            parts.headers.insert(
-                header::CONTENT_TYPE,
-                HeaderValue::from_static("text/plain; charset=utf-8"),
-            );
-            Response::from_parts(parts, Body::from(body.to_bytes()))
-        }
-        Err(error) if error.is::<LengthLimitError>() => ApiError::new(
-            StatusCode::BAD_GATEWAY,
-            format!("the answer is larger than {ANSWER_MAX} bytes: ask for less"),
-        )
-        .into_response(),
-        Err(error) => {
-            tracing::warn!(error, "an answer of the API was cut");
-            ApiError::internal().into_response()
-        }
-    };
-    confine(response.headers_mut());
-    response
-}
-
-fn without_secrets(bytes: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
-    if bytes.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut value: Value = serde_json::from_slice(bytes)?;
-    remove_secrets(&mut value);
-    serde_json::to_vec(&value)
-}
-
-fn remove_secrets(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            map.retain(|name, _| !SECRET_NAMES.contains(&name.as_str()));
-            map.values_mut().for_each(remove_secrets);
-        }
-        Value::Array(values) => values.iter_mut().for_each(remove_secrets),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}
-
 /// Makes the answer of an agent, or of the proxy before it, one for the page.
 pub(crate) fn from_agent(response: http::Response<ResponseBody>, reading: &Reading) -> Response {
     let (mut parts, body) = response.into_parts();
@@ -281,7 +209,7 @@ fn is_type(value: &HeaderValue, known: &str) -> bool {
 }
 
 /// Sets what keeps an answer data.
-fn confine(headers: &mut HeaderMap) {
+pub(super) fn confine(headers: &mut HeaderMap) {
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(DATA_POLICY));
     protect(headers);
 }
@@ -389,31 +317,7 @@ impl http_body::Body for SessionBody {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    #[tokio::test]
-    async fn answers_of_the_api_lose_what_gives_access() {
-        let body =
-            json!([{"sandboxID": "i1", "envdAccessToken": "t", "x": {"trafficAccessToken": "t", "apiKey": "t"}}]);
-        let mut response = axum::Json(body).into_response();
-        for (name, value) in [
-            ("access-control-allow-origin", "*"),
-            ("set-cookie", "a=b"),
-            ("x-next-token", "n"),
-        ] {
-            response.headers_mut().insert(name, HeaderValue::from_static(value));
-        }
-        let response = from_api(response).await;
-        assert_eq!(response.headers()["x-next-token"], "n");
-        assert_eq!(response.headers()[header::CACHE_CONTROL], "no-store");
-        for absent in ["access-control-allow-origin", "set-cookie"] {
-            assert!(!response.headers().contains_key(absent), "{absent}");
-        }
-        let body = response.into_body().collect().await.expect("a body").to_bytes();
-        assert_eq!(&body[..], br#"[{"sandboxID":"i1","x":{}}]"#);
-    }
 
     #[test]
     fn names_of_files_are_the_last_part_of_the_path() {

@@ -25,6 +25,22 @@ pub(crate) enum Credential {
     AccessToken(SecretString),
 }
 
+/// What a credential is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CredentialKind {
+    ApiKey,
+    AccessToken,
+}
+
+impl Credential {
+    pub(crate) fn kind(&self) -> CredentialKind {
+        match self {
+            Self::ApiKey(_) => CredentialKind::ApiKey,
+            Self::AccessToken(_) => CredentialKind::AccessToken,
+        }
+    }
+}
+
 /// A credential as the database knows it: it opens nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StoredCredential {
@@ -42,6 +58,13 @@ impl StoredCredential {
             Credential::AccessToken(token) => hash_access_token(token.expose_secret())
                 .map(Self::AccessToken)
                 .map_err(AuthenticationError::InvalidAccessToken),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> CredentialKind {
+        match self {
+            Self::ApiKey(_) => CredentialKind::ApiKey,
+            Self::AccessToken(_) => CredentialKind::AccessToken,
         }
     }
 }
@@ -124,19 +147,18 @@ impl Authenticator {
         })
     }
 
-    /// Records that a credential was used, in the background and at most once per interval.
-    pub(crate) fn record_use(&self, credential: &Credential, id: String) {
+    /// Records that the credential with that id was used, in the background and at most once per interval.
+    pub(crate) fn record_use(&self, kind: CredentialKind, id: &str) {
         let now_us = self.clock.now_us();
-        if !self.is_due(&id, now_us) {
+        if !self.is_due(id, now_us) {
             return;
         }
-        let is_api_key = matches!(credential, Credential::ApiKey(_));
+        let id = id.to_owned();
         let store = self.store.clone();
         self.work.spawn(async move {
-            let recorded = if is_api_key {
-                store.api_key_used(&id, now_us).await
-            } else {
-                store.access_token_used(&id, now_us).await
+            let recorded = match kind {
+                CredentialKind::ApiKey => store.api_key_used(&id, now_us).await,
+                CredentialKind::AccessToken => store.access_token_used(&id, now_us).await,
             };
             if let Err(error) = recorded {
                 tracing::warn!(key.id = id, error = %Chain(&error), "cannot record the use of a key");

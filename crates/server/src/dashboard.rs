@@ -115,6 +115,12 @@ pub(crate) struct AgentCall {
 enum Location<'a> {
     Page,
     Asset(&'a str),
+    Service(Service<'a>),
+}
+
+/// What answers a page's own requests: only with a session, but for the sign-in.
+#[derive(Debug, PartialEq, Eq)]
+enum Service<'a> {
     Session,
     Api(&'a str),
     Operator(&'a str),
@@ -126,17 +132,17 @@ impl<'a> Location<'a> {
         let Some(below) = path.strip_prefix(BASE).and_then(|path| path.strip_prefix('/')) else {
             return Self::Page;
         };
-        match below.split_once('/') {
-            Some(("assets", name)) => Self::Asset(name),
-            Some(("api", path)) => Self::Api(path),
-            Some(("operator-api", path)) => Self::Operator(path),
+        Self::Service(match below.split_once('/') {
+            Some(("assets", name)) => return Self::Asset(name),
+            Some(("api", path)) => Service::Api(path),
+            Some(("operator-api", path)) => Service::Operator(path),
             Some(("agent", rest)) => {
                 let (id, path) = rest.split_once('/').unwrap_or((rest, ""));
-                Self::Agent { id, path }
+                Service::Agent { id, path }
             }
-            None if below == "session" => Self::Session,
-            Some(_) | None => Self::Page,
-        }
+            None if below == "session" => Service::Session,
+            Some(_) | None => return Self::Page,
+        })
     }
 }
 
@@ -200,47 +206,47 @@ impl Dashboard {
         }
         guard::refuse_workers(&parts.headers)?;
         let location = Location::of(&path);
-        let is_file = matches!(location, Location::Page | Location::Asset(_));
-        if is_file && !matches!(parts.method, Method::GET | Method::HEAD) {
-            return Err(ApiError::wrong_method());
-        }
-        if let Some(why) = self.refusal_of(client) {
-            return match location {
-                Location::Page => Ok(Visit::Answered(assets::refused(why))),
-                Location::Asset(_)
-                | Location::Session
-                | Location::Api(_)
-                | Location::Operator(_)
-                | Location::Agent { .. } => Err(ApiError::forbidden(why)),
-            };
-        }
-        match location {
-            Location::Page => return Ok(Visit::Answered(assets::page(&parts.headers))),
-            Location::Asset(name) => {
+        let is_read = matches!(parts.method, Method::GET | Method::HEAD);
+        let refusal = self.refusal_of(client);
+        match (location, refusal) {
+            (Location::Page | Location::Asset(_), _) if !is_read => Err(ApiError::wrong_method()),
+            (Location::Page, None) => Ok(Visit::Answered(assets::page(&parts.headers))),
+            (Location::Page, Some(why)) => Ok(Visit::Answered(assets::refused(why))),
+            (Location::Asset(name), None) => {
                 let found = assets::asset(name, &parts.headers).ok_or_else(|| ApiError::unknown_path(&path))?;
-                return Ok(Visit::Answered(found));
+                Ok(Visit::Answered(found))
             }
-            Location::Session | Location::Api(_) | Location::Operator(_) | Location::Agent { .. } => {}
+            (Location::Service(_), None) if !is_ready => Err(ApiError::not_ready()),
+            (Location::Service(service), None) => self.serve(service, parts, body, peer, client).await,
+            (Location::Asset(_) | Location::Service(_), Some(why)) => Err(ApiError::forbidden(why)),
         }
-        if !is_ready {
-            return Err(ApiError::not_ready());
-        }
-        let is_download = matches!(location, Location::Agent { path: "files", .. }) && parts.method == Method::GET;
+    }
+
+    /// Decides what becomes of a request that only the page itself may make.
+    async fn serve(
+        &self,
+        service: Service<'_>,
+        parts: request::Parts,
+        body: ClientBody,
+        peer: ClientPeer,
+        client: Client,
+    ) -> Result<Visit, ApiError> {
+        let is_download = matches!(service, Service::Agent { path: "files", .. }) && parts.method == Method::GET;
         guard::check(&parts, client, is_download)?;
-        if location == Location::Session && parts.method == Method::POST {
+        if service == Service::Session && parts.method == Method::POST {
             return Ok(Visit::Answered(self.sign_in(&parts, body, peer, client).await?));
         }
         let session = self.session(&parts.headers, client).await?;
-        match location {
-            Location::Session => Ok(Visit::Answered(self.answer_session(&parts, &session, client).await?)),
-            Location::Api(path) => {
+        match service {
+            Service::Session => Ok(Visit::Answered(self.answer_session(&parts, &session, client).await?)),
+            Service::Api(path) => {
                 let owner = owner_of(&session)?.clone();
                 let mut parts = passing::to_api(&parts, path)?;
                 parts.extensions.insert(peer);
                 parts.extensions.insert(SessionOwner(owner));
                 Ok(Visit::Api(Request::from_parts(parts, body)))
             }
-            Location::Operator(path) => {
+            Service::Operator(path) => {
                 if let Actor::Team { .. } = session.actor {
                     return Err(ApiError::forbidden(
                         "this session is one of a team: sign in with a code of `ringfence dashboard`",
@@ -251,8 +257,7 @@ impl Dashboard {
                     body,
                 )))
             }
-            Location::Agent { id, path } => self.agent_call(&parts, body, session, id, path).await,
-            Location::Page | Location::Asset(_) => unreachable!("answered above"),
+            Service::Agent { id, path } => self.agent_call(&parts, body, session, id, path).await,
         }
     }
 
@@ -307,7 +312,7 @@ impl Dashboard {
         let owner = self.services.authenticator.owner(&credential).await?;
         self.services
             .authenticator
-            .record_use(&credential, owner.credential.clone());
+            .record_use(credential.kind(), &owner.credential);
         tracing::info!(team.id = %owner.team, key.id = owner.credential, "signed in to the dashboard");
         let credential = StoredCredential::of(&credential)?;
         Ok(Actor::Team { credential, owner })
@@ -353,12 +358,15 @@ impl Dashboard {
         };
         let owner = self.services.authenticator.owner_of_stored(credential).await?;
         // A key that was revoked and a team that is gone end what they opened.
-        if owner.is_none() {
+        let Some(owner) = owner else {
             self.sessions.end(&session);
             return Err(ApiError::unauthenticated(
                 "the key of this session was revoked: sign in with another one",
             ));
-        }
+        };
+        self.services
+            .authenticator
+            .record_use(credential.kind(), &owner.credential);
         Ok(session)
     }
 
@@ -466,17 +474,17 @@ mod tests {
             ("/dashboard/sandboxes/iabc/files", Location::Page),
             ("/dashboard/assets", Location::Page),
             ("/dashboard/assets/main.js", Location::Asset("main.js")),
-            ("/dashboard/session", Location::Session),
+            ("/dashboard/session", Location::Service(Service::Session)),
             ("/dashboard/session/x", Location::Page),
-            ("/dashboard/api/v2/sandboxes", Location::Api("v2/sandboxes")),
+            ("/dashboard/api/v2/sandboxes", Location::Service(Service::Api("v2/sandboxes"))),
             (
                 "/dashboard/agent/iabc/files",
-                Location::Agent {
+                Location::Service(Service::Agent {
                     id: "iabc",
                     path: "files",
-                },
+                }),
             ),
-            ("/dashboard/agent/iabc", Location::Agent { id: "iabc", path: "" }),
+            ("/dashboard/agent/iabc", Location::Service(Service::Agent { id: "iabc", path: "" })),
         ] {
             assert_eq!(Location::of(path), place, "{path}");
         }

@@ -219,6 +219,7 @@ impl Gateway {
             Visit::Agent(call) => {
                 let find = |id: &_| self.services.registry.access(id);
                 let response = self.ingress.serve(call.request, &call.target, find).await;
+                self.services.metrics.proxy_request(response.status().as_u16());
                 dashboard::from_agent(response, &call.reading)
             }
         }

@@ -128,7 +128,7 @@ impl FromRequestParts<ApiState> for Caller {
                 .map_err(|level| ApiError::rate_limited("requests per second", level))?;
         }
         if let Some(credential) = &credential {
-            state.authenticator.record_use(credential, owner.credential);
+            state.authenticator.record_use(credential.kind(), &owner.credential);
         }
         Ok(Self {
             team: owner.team,

@@ -141,10 +141,12 @@ pub(crate) fn router(operator: Operator) -> Router {
 async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<OperatorSandbox>>, ErrorResponse> {
     let rows = operator.sandboxes.rows.sandbox_list_live().await?;
     let names = team_names(&operator).await?;
-    let mut shown = Vec::with_capacity(rows.len());
-    for row in rows {
-        shown.push(show(&operator, &names, row).await?);
-    }
+    let mut latest = operator.records.latest_of(&rows).await?;
+    let shown = rows.into_iter().map(|row| {
+        let latest = latest.remove(&row.id);
+        show(&operator, &names, row, latest.as_ref())
+    });
+    let mut shown: Vec<_> = shown.collect();
     let building = operator.builds.sandboxes().into_iter();
     shown.extend(building.map(|sandbox| show_building(&names, &sandbox)));
     shown.extend(operator.sandboxes.pool.list().iter().map(pooled));
@@ -163,7 +165,8 @@ async fn show_sandbox(
     }
     let row = operator.store.sandbox_by_id(&sandbox).await?;
     let row = row.ok_or_else(|| ErrorResponse::no_sandbox(&id))?;
-    Ok(Json(show(&operator, &names, row).await?))
+    let latest = operator.records.latest(&row.team_id, &row.id).await?;
+    Ok(Json(show(&operator, &names, row, latest.as_ref())))
 }
 
 async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) -> Result<StatusCode, ErrorResponse> {
@@ -261,16 +264,16 @@ fn show_building(names: &HashMap<TeamId, String>, sandbox: &BuildSandbox) -> Ope
     }
 }
 
-async fn show(
+fn show(
     operator: &Operator,
     names: &HashMap<TeamId, String>,
     row: SandboxRow,
-) -> Result<OperatorSandbox, StoreError> {
-    let latest = operator.records.latest(&row.team_id, &row.id).await?;
+    latest: Option<&Sample>,
+) -> OperatorSandbox {
     // The registry is the first to know that a sandbox is stopping.
     let state = operator.registry.get(&row.id).map_or(row.state, |entry| entry.state());
     let is_paused = matches!(state, lifecycle::State::Paused | lifecycle::State::Resuming);
-    Ok(OperatorSandbox {
+    OperatorSandbox {
         id: row.id.as_str().to_owned(),
         team: team_name(names, &row.team_id),
         template: row.alias.unwrap_or_else(|| row.template_id.as_str().to_owned()),
@@ -290,8 +293,8 @@ async fn show(
             .and_then(|bytes| u64::try_from(bytes).ok()),
         resume_error: row.resume_error.filter(|_| is_paused),
         // Of when it ran, otherwise.
-        usage: latest.as_ref().filter(|_| !is_paused).map(usage),
-    })
+        usage: latest.filter(|_| !is_paused).map(usage),
+    }
 }
 
 /// A sandbox of the warm pool.

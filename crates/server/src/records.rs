@@ -27,7 +27,7 @@ mod tail;
 pub(crate) mod team_usage;
 mod writer;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,7 @@ const LINGER: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Records {
     store: Store,
+    node: NodeId,
     settings: RecordSettings,
     clock: Clock,
     queue: WriteQueue,
@@ -88,6 +89,7 @@ impl Records {
         let log_total_bytes = settings.log_total_bytes;
         Self {
             store,
+            node: node.clone(),
             settings,
             clock,
             queue: WriteQueue::new(),
@@ -333,6 +335,32 @@ impl Records {
             }
         };
         Ok(last.filter(|sample| sample.at_us >= self.oldest_sample_us()))
+    }
+
+    /// The newest sample of each of these sandboxes of this node, if it has one. At most one read of the database, however
+    /// many they are: what is in memory needs none.
+    pub(crate) async fn latest_of(&self, rows: &[SandboxRow]) -> Result<HashMap<SandboxId, Sample>, StoreError> {
+        let mut found = HashMap::with_capacity(rows.len());
+        for row in rows {
+            if let Some(last) = self.with_tail(&row.team_id, &row.id, Tail::last).flatten() {
+                found.insert(row.id.clone(), last);
+            }
+        }
+        let oldest_us = self.oldest_sample_us();
+        if found.len() < rows.len() {
+            let wanted: HashSet<&SandboxId> = rows.iter().map(|row| &row.id).collect();
+            for chunk in self.store.metric_latest_of_node(&self.node, oldest_us).await? {
+                if !wanted.contains(&chunk.sandbox_id) || found.contains_key(&chunk.sandbox_id) {
+                    continue;
+                }
+                let samples = encoding::decode(&chunk.samples);
+                if let Some(last) = samples.and_then(|samples| samples.last().copied()) {
+                    found.insert(chunk.sandbox_id, last);
+                }
+            }
+        }
+        found.retain(|_, sample| sample.at_us >= oldest_us);
+        Ok(found)
     }
 
     /// Calls `ask` with the tail of a sandbox, if it belongs to the team.

@@ -297,6 +297,62 @@ pub(crate) async fn metrics_are_found_by_overlap_and_purged_by_age(db: Database)
     store.close().await;
 }
 
+pub(crate) async fn the_last_metrics_of_a_node_are_one_read(db: Database) {
+    const COUNT: u32 = 200;
+    let store = db.open().await;
+    for n in [1, 2] {
+        team(&store, n).await;
+    }
+    for n in 1..=COUNT {
+        running(&store, sandbox(n, 1 + n % 2), 1).await;
+    }
+    // One has ended, one is on another node, and one has none.
+    let (ended, without) = (COUNT, COUNT - 1);
+    store
+        .of_node(node_id(1))
+        .sandbox_delete(&sandbox_id(ended))
+        .await
+        .unwrap()
+        .unwrap();
+    let elsewhere = COUNT + 1;
+    store
+        .of_node(node_id(2))
+        .sandbox_insert(sandbox(elsewhere, 1))
+        .await
+        .unwrap();
+    let chunk = |n: u32, team: u32, from_us: i64| MetricChunk {
+        team_id: team_id(team),
+        sandbox_id: sandbox_id(n),
+        from_us,
+        to_us: from_us + 50,
+        samples: format!("{n} of {team} at {from_us}"),
+    };
+    let owned = |n: u32, from_us: i64| chunk(n, 1 + n % 2, from_us);
+    let with: Vec<u32> = (1..=elsewhere).filter(|n| *n != without).collect();
+    let mut chunks: Vec<_> = with
+        .iter()
+        .flat_map(|n| [100, 300, 200].map(|from_us| owned(*n, from_us)))
+        .collect();
+    // What another team has of the same id is not the sandbox's.
+    chunks.push(chunk(1, 1, 900));
+    let batch = RecordBatch {
+        chunks,
+        ..RecordBatch::default()
+    };
+    store.records_write(&batch).await.unwrap();
+    let read = async |node: u32, from_us| {
+        let mut found = store.metric_latest_of_node(&node_id(node), from_us).await.unwrap();
+        found.sort_by(|one, other| one.sandbox_id.as_str().cmp(other.sandbox_id.as_str()));
+        found
+    };
+    let want: Vec<_> = (1..without).map(|n| owned(n, 300)).collect();
+    assert_eq!(read(1, 350).await, want);
+    assert_eq!(read(1, 351).await, []);
+    assert_eq!(read(2, 0).await, [owned(elsewhere, 300)]);
+    assert_eq!(read(3, 0).await, []);
+    store.close().await;
+}
+
 pub(crate) async fn logs_of_the_sandboxes_that_ended_first_are_evicted(db: Database) {
     let store = db.open().await;
     assert_eq!(store.log_total().await.unwrap(), 0);

@@ -476,7 +476,10 @@ mod tests {
             ("/dashboard/assets/main.js", Location::Asset("main.js")),
             ("/dashboard/session", Location::Service(Service::Session)),
             ("/dashboard/session/x", Location::Page),
-            ("/dashboard/api/v2/sandboxes", Location::Service(Service::Api("v2/sandboxes"))),
+            (
+                "/dashboard/api/v2/sandboxes",
+                Location::Service(Service::Api("v2/sandboxes")),
+            ),
             (
                 "/dashboard/agent/iabc/files",
                 Location::Service(Service::Agent {
@@ -484,7 +487,10 @@ mod tests {
                     path: "files",
                 }),
             ),
-            ("/dashboard/agent/iabc", Location::Service(Service::Agent { id: "iabc", path: "" })),
+            (
+                "/dashboard/agent/iabc",
+                Location::Service(Service::Agent { id: "iabc", path: "" }),
+            ),
         ] {
             assert_eq!(Location::of(path), place, "{path}");
         }

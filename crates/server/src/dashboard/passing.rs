@@ -231,12 +231,32 @@ pub(super) fn protect(headers: &mut HeaderMap) {
 
 /// Makes a file of a sandbox that is read by a signed link harmless: it is answered at the origin of the dashboard and of
 /// the documentation, and a page in it would run as theirs.
+///
+/// A browser runs its viewer of PDF files in no such origin, and shows an empty page. So they are downloads here; at the
+/// address of the sandbox itself, which is another origin, they are shown.
 pub(crate) fn at_own_origin(headers: &mut HeaderMap) {
+    let pdf = headers
+        .get(header::CONTENT_TYPE)
+        .filter(|sent| is_type(sent, "application/pdf"));
+    if pdf.is_some() {
+        let attachment = attached(headers.get(header::CONTENT_DISPOSITION));
+        headers.insert(header::CONTENT_DISPOSITION, attachment);
+    }
     for name in &ACTING {
         headers.remove(name);
     }
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+}
+
+/// The name that a file was given, as a download.
+fn attached(disposition: Option<&HeaderValue>) -> HeaderValue {
+    let bare = HeaderValue::from_static("attachment");
+    let given = disposition.and_then(|given| given.to_str().ok()).unwrap_or_default();
+    match given.split_once(';') {
+        Some((_, name)) => HeaderValue::try_from(format!("attachment;{name}")).unwrap_or(bare),
+        None => bare,
+    }
 }
 
 /// Removes the dashboard's cookies from a request to a sandbox.
@@ -365,5 +385,40 @@ mod tests {
         at_own_origin(&mut headers);
         assert_eq!(headers[header::CONTENT_SECURITY_POLICY], "sandbox");
         assert!(!headers.contains_key("set-cookie") && !headers.contains_key("clear-site-data"));
+        assert!(!headers.contains_key("content-disposition"));
+    }
+
+    #[test]
+    fn only_a_pdf_file_becomes_a_download_and_nothing_gets_out_of_its_box() {
+        for (kind, given, expected) in [
+            (
+                "application/pdf",
+                Some("inline; filename=a.pdf"),
+                Some("attachment; filename=a.pdf"),
+            ),
+            ("Application/PDF ; version=1", Some("inline"), Some("attachment")),
+            ("application/pdf", None, Some("attachment")),
+            (
+                "application/pdf",
+                Some("attachment; filename=\"a;b.pdf\""),
+                Some("attachment; filename=\"a;b.pdf\""),
+            ),
+            (
+                "text/html",
+                Some("inline; filename=a.pdf"),
+                Some("inline; filename=a.pdf"),
+            ),
+            ("image/svg+xml", None, None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+            if let Some(given) = given {
+                headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static(given));
+            }
+            at_own_origin(&mut headers);
+            let found = headers.get(header::CONTENT_DISPOSITION).map(HeaderValue::as_bytes);
+            assert_eq!(found, expected.map(str::as_bytes), "{kind}");
+            assert_eq!(headers[header::CONTENT_SECURITY_POLICY], "sandbox", "{kind}");
+        }
     }
 }

@@ -64,15 +64,6 @@ def state(browser: Dashboard, name: str, within_s: float = 30.0) -> None:
     browser.wait(f"document.querySelector('main .head .state')?.textContent === {json.dumps(name)}", within_s)
 
 
-def build(api: httpx.Client, name: str) -> tuple[str, str]:
-    """Requests a build of a template, and returns its id and that of the build."""
-    made = api.post("/v3/templates", json={"name": name, "cpuCount": 1, "memoryMB": 512}).json()
-    steps = [{"type": "RUN", "args": ["echo step-on-the-page", "root"]}]
-    started = api.post(f"/v2/templates/{made['templateID']}/builds/{made['buildID']}", json={"fromTemplate": "base", "steps": steps})
-    assert started.status_code == 202, started.text
-    return made["templateID"], made["buildID"]
-
-
 def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Client, tmp_path: Path) -> None:
     """Sign in, build a template, create from it, type, upload, watch, pause, resume, fork, see a denial, kill, sign out."""
     browser.look()
@@ -81,8 +72,20 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
     browser.heading("Templates")
 
     name = f"day-{uuid.uuid4().hex[:8]}"
-    template, built = build(api, name)
-    browser.run(f"go('/dashboard/templates/{template}/builds/{built}')")
+    browser.press("Build template")
+    browser.put("Name", name)
+    browser.put("Cores", "1")
+    browser.put("Memory in MiB", "512")
+    # What is refused is told, and the same build begins afterwards.
+    browser.put("Template or image", f"no-such-{name}")
+    browser.put("Commands", "echo step-on-the-page")
+    browser.press("Build")
+    browser.wait("document.querySelector('dialog .error').textContent.startsWith('Not done: ')")
+    browser.put("Template or image", "base")
+    browser.press("Build")
+    browser.wait("/^.dashboard.templates.[^/]+.builds.[^/]+$/.test(location.pathname)")
+    template, built = browser.run("[3, 5].map((part) => location.pathname.split('/')[part])")
+    assert [one["buildID"] for one in api.get(f"/templates/{template}").json()["builds"]] == [built]
     browser.shows("step-on-the-page", 120)
     state(browser, "ready", 120)
     browser.run(f"go('/dashboard/templates/{template}')")
@@ -397,12 +400,13 @@ def test_every_page_is_accessible_in_both_schemes_on_a_desk_and_a_phone(shown: D
             for scheme, width in LOOKS:
                 shown.look(scheme, width)
                 shown.check()
-        shown.run("go('/dashboard/sandboxes')")
-        for scheme, width in LOOKS:
-            shown.look(scheme, width)
-            shown.press("Create sandbox")
+        for path, opens in (("sandboxes", "Create sandbox"), ("templates", "Build template")):
+            shown.run(f"go('/dashboard/{path}')")
+            shown.press(opens)
             shown.wait("document.querySelector('dialog[open]') !== null")
-            shown.check()
+            for scheme, width in LOOKS:
+                shown.look(scheme, width)
+                shown.check()
             shown.run("document.querySelector('dialog').close()")
     finally:
         shown.look()

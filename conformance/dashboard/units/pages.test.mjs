@@ -7,6 +7,7 @@ import { asset } from './assets.mjs'
 const { encoded, items, path, withQuery } = await asset('api.js')
 const { ago, bytes, duration, moment, number, pairsOf, wordsOf } = await asset('ui.js')
 const { matches, metadataFilter } = await asset('sandboxes.js')
+const { recipeOf, templateOf } = await asset('build.js')
 const { requestOf } = await asset('create.js')
 const { injectionOf } = await asset('injections.js')
 const { portsOf, portUrl, trafficOf } = await asset('inside.js')
@@ -95,4 +96,18 @@ test('an entry of a log comes once, whatever shares its millisecond', () => {
   assert.deepEqual(fresh([entry(2, 'b'), entry(2, 'c'), entry(3, 'd')], seen).map((one) => one.message), ['c', 'd'])
   assert.deepEqual(fresh([entry(3, 'd'), entry(1, 'old'), { timestamp: 'never', message: 'x' }], seen), [])
   assert.equal(seen.texts.size, 1)
+})
+
+test('a build is what its recipe says, and a form that is not filled in is refused', () => {
+  assert.deepEqual(templateOf({ name: ' team/one:v2 ', cpus: '4', memory: '512' }), { name: 'team/one:v2', cpuCount: 4, memoryMB: 512 })
+  for (const wrong of [{ name: ' ' }, { cpus: '0' }, { cpus: '1.5' }, { cpus: '' }, { memory: '64' }, { memory: 'x' }]) {
+    assert.throws(() => templateOf({ name: 'n', cpus: '1', memory: '512', ...wrong }), /required|whole number/)
+  }
+  const given = { kind: 'template', source: ' base ', text: 'a && b\n\n  c=1  \n', start: '', ready: ' ' }
+  assert.deepEqual(recipeOf(given), { fromTemplate: 'base', steps: [{ type: 'RUN', args: ['a && b', 'root'] }, { type: 'RUN', args: ['c=1', 'root'] }] })
+  assert.deepEqual(recipeOf({ ...given, kind: 'image', source: 'debian:12', text: '' }), { fromImage: 'debian:12', steps: [] })
+  // A Dockerfile is sent as it is: white space may mean something.
+  const text = 'FROM debian:12\nRUN <<E\n  x\nE\n'
+  assert.deepEqual(recipeOf({ ...given, kind: 'dockerfile', source: '', text, start: ' run ', ready: 'check' }), { fromDockerfile: { dockerfile: text }, startCmd: 'run', readyCmd: 'check' })
+  for (const wrong of [{ source: ' ' }, { kind: 'image', source: '' }, { kind: 'dockerfile', text: ' \n' }]) assert.throws(() => recipeOf({ ...given, ...wrong }), /is required/)
 })

@@ -1,6 +1,7 @@
 // One template: its builds with their log, its tags, and what can be done with it.
 
 import { change, encoded, Failure, get, isAborted, items, path, reason, send, withQuery } from './api.js'
+import { buildTemplate } from './build.js'
 import { createSandbox } from './create.js'
 import { follow } from './logs.js'
 import { button, bytes, confirm, dialog, duration, facts, field, fill, input, Invalid, link, make, moment, nameElement, note, number, poll, row, setText, shown, stateElement, table, timeElement, trouble, wordsOf } from './ui.js'
@@ -25,6 +26,7 @@ export async function mount(root, context) {
   const about = make('div')
   const problem = make('div')
   const create = button('Create sandbox', () => createSandbox(context, id), { className: 'is-main' })
+  const rebuild = button('New build', () => buildTemplate(context, nameOf()), { hidden: true })
   const publish = button('Make public', onPublish, { hidden: true })
   const remove = button('Delete', onDelete, { className: 'is-danger', hidden: true })
   const builds = table('Builds', ['Build', 'Status', ['CPU', 'right'], ['Memory', 'right'], 'Began', ['Took', 'right']])
@@ -33,7 +35,7 @@ export async function mount(root, context) {
   const status = make('p', { className: 'state-line' })
   root.append(
     make('p', { className: 'way' }, link('/dashboard/templates', 'Templates')),
-    make('div', { className: 'head' }, heading, state, make('div', { className: 'buttons' }, create, publish, remove)),
+    make('div', { className: 'head' }, heading, state, make('div', { className: 'buttons' }, create, rebuild, publish, remove)),
     problem,
     about,
     make('h2', { textContent: 'Builds' }),
@@ -101,7 +103,7 @@ export async function mount(root, context) {
     context.title(shown(names[0] ?? id, 60))
     if (state.textContent !== template.buildStatus) state.replaceChildren(stateElement(template.buildStatus))
     create.disabled = template.buildStatus !== 'ready'
-    publish.hidden = remove.hidden = assign.hidden = !isOurs || template.isDefault === true
+    rebuild.hidden = publish.hidden = remove.hidden = assign.hidden = !isOurs || template.isDefault === true
     setText(publish, template.public ? 'Make private' : 'Make public')
     fill(
       about,

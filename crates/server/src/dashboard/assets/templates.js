@@ -1,6 +1,7 @@
 // Templates that the team can use, and the snapshots that it has made.
 
 import { change, encoded, isAborted, items, path, reason, send, withQuery } from './api.js'
+import { buildTemplate } from './build.js'
 import { createSandbox } from './create.js'
 import { button, bytes, confirm, field, input, link, make, nameElement, note, number, poll, row, setText, shown, stateElement, table, timeElement } from './ui.js'
 
@@ -50,7 +51,7 @@ export async function mount(root, context) {
   const problem = make('p', { className: 'error', role: 'alert' })
   const snapshots = make('div')
   root.append(
-    make('div', { className: 'head' }, make('h1', { tabIndex: -1, textContent: 'Templates' })),
+    make('div', { className: 'head' }, make('h1', { tabIndex: -1, textContent: 'Templates' }), make('div', { className: 'buttons' }, button('Build template', () => buildTemplate(context)))),
     make(
       'form',
       {
@@ -75,7 +76,7 @@ export async function mount(root, context) {
       make('button', { type: 'submit', textContent: 'Open' }),
     ),
     problem,
-    note('Templates are built with an SDK, the command line or the API; a build that runs is seen here with its log.'),
+    note('Templates are built here, with an SDK, the command line or the API; a build that runs is seen here with its log.'),
   )
   paged(root, context, {
     caption: 'Templates',

@@ -224,6 +224,8 @@ def test_another_team_sees_nothing_of_it(browser: Dashboard, platform: Platform,
         browser.shows("There are no secrets.")
         browser.run("go('/dashboard/team')")
         browser.shows(team)
+        limit = "[...document.querySelectorAll('main tbody tr')].find((row) => row.cells[0].textContent === 'Sandboxes that run')?.cells[1].textContent"
+        assert browser.wait(limit) == "0"
     finally:
         browser.sign_out()
         api.delete(f"/secrets/{secret['secretID']}")

@@ -95,6 +95,7 @@ window.answerWith = (text) => (url, options) => {
     [/^events\\/webhooks\\/h1$/, hook],
     [/\\/deliveries$/, [{ id: text, eventId: text, type: text, status: text, attempt: text, error: text, timestamp: time, nextAttemptAt: text }]],
     [/\\/metrics\\/max$/, { value: text }],
+    [/^teams\\/[^/]*\\/limits$/, [{ name: text, limit: text, used: text }, { name: 'memoryMB', limit: 1, used: 1e308 }]],
     [/^teams\\/[^/]*\\/metrics$/, [{ timestamp: time, concurrentSandboxes: text, sandboxStartRate: text }]],
   ]
   const found = answers.find(([pattern]) => pattern.test(path))

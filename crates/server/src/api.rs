@@ -27,6 +27,7 @@ mod sandboxes;
 mod secrets;
 mod signed;
 pub(crate) mod state;
+mod team_limits;
 mod team_metrics;
 mod teams;
 mod templates;
@@ -143,6 +144,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(templates::history::list_template_tag_groups))
         .routes(routes!(templates::history::list_template_tag_assignments))
         .routes(routes!(templates::get_template_alias))
+        .routes(routes!(team_limits::list_team_limits))
         .routes(routes!(team_metrics::get_team_metrics))
         .routes(routes!(team_metrics::get_team_metrics_max))
         .routes(routes!(events::list_sandboxes_events))

@@ -44,8 +44,9 @@ const PAGES: [Page; 9] = [
         tag: "teams",
         name: "teams",
         title: "Team metrics API",
-        description: "How many sandboxes of a team ran, how many were started per second, and the peaks of both.",
-        introduction: "[Logs and metrics](../sandboxes/logs-and-metrics.md#metrics-of-a-team) describes what is counted.",
+        description: "How many sandboxes of a team ran, how many were started per second, and the limits of a team.",
+        introduction: "[Logs and metrics](../sandboxes/logs-and-metrics.md#metrics-of-a-team) describes what is counted, \
+                       [limits of teams](../configuration.md#limits-of-teams) what is limited.",
     },
     Page {
         tag: "keys",

@@ -140,6 +140,11 @@ impl TeamQuota {
         Ok(seconds)
     }
 
+    /// What the team uses now.
+    pub(crate) fn used(&self) -> ResourceUse {
+        *self.used.lock()
+    }
+
     /// Reserves `share` if that exceeds no limit.
     pub(crate) fn reserve(self: &Arc<Self>, share: ResourceUse) -> Result<Reservation, OverQuota> {
         let mut used = self.used.lock();

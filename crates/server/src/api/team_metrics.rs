@@ -95,6 +95,18 @@ impl IntoParams for TeamPath {
     }
 }
 
+impl TeamPath {
+    /// Refuses any team but the caller's.
+    pub(super) fn check(&self, caller: &Caller) -> Result<(), ApiError> {
+        let Self(team) = self;
+        if team == caller.team.as_str() {
+            Ok(())
+        } else {
+            Err(ApiError::no_team(team))
+        }
+    }
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for TeamPath {
     type Rejection = ApiError;
 
@@ -176,12 +188,10 @@ async fn samples(
     records: &Records,
     clock: &Clock,
     caller: &Caller,
-    TeamPath(team): &TeamPath,
+    team: &TeamPath,
     range: &TeamMetricParameters,
 ) -> Result<(Vec<UsageSample>, i64), ApiError> {
-    if team != caller.team.as_str() {
-        return Err(ApiError::no_team(team));
-    }
+    team.check(caller)?;
     let now_us = clock.now_us();
     let end_s = range.end_s.unwrap_or(now_us.div_euclid(SECOND_US));
     let start_s = range.start_s.unwrap_or(end_s.saturating_sub(RANGE_DEFAULT_S).max(0));

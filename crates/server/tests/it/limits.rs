@@ -5,7 +5,7 @@ use std::sync::Arc;
 use protocol::node::HostCapacity;
 use server::settings::{ServerSettings, TeamLimits};
 
-use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, pause, within};
+use super::platform::{Behaviour, KEY, MAX_LIFETIME_S, OTHER_KEY, Reply, TestPlatform, pause, team, within};
 
 const MIB: u64 = 1024 * 1024;
 
@@ -82,6 +82,43 @@ async fn the_sandbox_limit_of_a_team_is_enforced() {
     *platform.node.start.lock() = Behaviour::Works;
     until_created(&platform).await;
     over_quota(&create(&platform).await, "sandboxes");
+}
+
+#[tokio::test]
+async fn a_team_reads_its_limits_and_what_it_uses() {
+    let platform = TestPlatform::start_adjusted(|settings| {
+        settings.limits.default.sandboxes = Some(3);
+        settings.limits.default.template_disk_mb = Some(100);
+    })
+    .await;
+    let path = format!("/teams/{}/limits", team(1));
+    let read = async || {
+        let reply = platform.call("GET", &path, "").await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let all = reply.json.as_array().expect("limits").clone();
+        move |name: &str| {
+            let one = all.iter().find(|one| one["name"] == name);
+            let one = one.unwrap_or_else(|| panic!("no {name} in {all:?}"));
+            (one["limit"].as_u64(), one["used"].as_u64())
+        }
+    };
+    let before = read().await;
+    assert_eq!(before("sandboxes"), (Some(3), Some(0)));
+    assert_eq!(before("templateDiskMB"), (Some(100), Some(0)));
+    assert_eq!(before("requestsPerSecond"), (None, None));
+    assert_eq!(before("maxLifetimeSeconds"), (Some(u64::from(MAX_LIFETIME_S)), None));
+    let paused = platform.create("").await;
+    platform.create("").await;
+    let reply = platform.call("POST", &format!("/sandboxes/{paused}/pause"), "").await;
+    assert_eq!(reply.status, 204, "{reply:?}");
+    // What another team has is not counted.
+    assert_eq!(create_as(&platform, OTHER_KEY, "").await.status, 201);
+    let after = read().await;
+    assert_eq!(after("sandboxes"), (Some(3), Some(1)));
+    assert_eq!(after("pausedSandboxes").1, Some(1));
+    assert_eq!(after("cpuCount").0, None);
+    assert!(after("cpuCount").1 > Some(0) && after("memoryMB").1 > Some(0));
+    platform.call_as(Some(OTHER_KEY), "GET", &path, "").await.error(404);
 }
 
 #[tokio::test]

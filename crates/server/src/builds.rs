@@ -47,6 +47,7 @@ use crate::node::NodeHandle;
 use crate::pool::Pool;
 use crate::seal::{SealError, Sealer};
 use crate::settings::BuildSettings;
+use crate::telemetry::Telemetry;
 
 /// How long a build may wait for its client, or for its turn.
 const WAITING_MAX_S: i64 = 40 * 60;
@@ -76,6 +77,8 @@ pub(crate) struct BuildServices {
     pub(crate) clock: Clock,
     /// Connections to agents.
     pub(crate) work: TaskTracker,
+    /// What records spans, if that is on.
+    pub(crate) telemetry: Option<Arc<Telemetry>>,
 }
 
 /// Builds of templates on the node of this server.
@@ -90,6 +93,7 @@ pub(crate) struct Builds {
     resources: Resources,
     pub(crate) clock: Clock,
     work: TaskTracker,
+    telemetry: Option<Arc<Telemetry>>,
     pub(crate) settings: Arc<BuildSettings>,
     pub(crate) files: Arc<BuildFiles>,
     /// The builds in progress.
@@ -156,6 +160,7 @@ impl Builds {
             resources,
             clock,
             work,
+            telemetry,
         } = services;
         let stored = node.stored().cloned();
         let files = BuildFiles::open(&settings, rows.clone(), Arc::clone(&admission), clock.clone(), stored);
@@ -172,6 +177,7 @@ impl Builds {
             resources,
             clock,
             work,
+            telemetry,
             running: Mutex::default(),
             imports: Mutex::default(),
             removal: Arc::default(),
@@ -345,6 +351,9 @@ impl Builds {
                     context.log.finish().await;
                     return;
                 };
+                if let Some(span) = &context.span {
+                    span.end(end.is_ok());
+                }
                 match &end {
                     Ok(_) => context.log(Level::Info, None, "the build is finished"),
                     Err(failure) => {
@@ -410,7 +419,9 @@ impl Builds {
         resources.cpu_count = row.cpu_count;
         resources.memory_mb = row.memory_mb;
         resources.disk_mb = row.disk_mb;
+        let telemetry = self.telemetry.as_ref();
         let context = BuildContext {
+            span: telemetry.and_then(|telemetry| telemetry.begin_build(&row.team_id, &row.id)),
             node: self.node.clone(),
             tokens: self.tokens.clone(),
             work: self.work.clone(),

@@ -28,6 +28,7 @@ pub(crate) mod team_usage;
 mod writer;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,7 @@ use self::tail::Tail;
 use self::team_usage::TeamCounters;
 use crate::clock::{Clock, SECOND_US};
 use crate::settings::RecordSettings;
+use crate::telemetry::{Telemetry, WorkSpan};
 
 /// How long an ended sandbox is kept in memory: entries of the node may still arrive.
 const LINGER: Duration = Duration::from_secs(10);
@@ -59,6 +61,8 @@ const LINGER: Duration = Duration::from_secs(10);
 pub(crate) struct Records {
     store: Store,
     node: NodeId,
+    /// What records spans, if that is on.
+    telemetry: Option<Arc<Telemetry>>,
     settings: RecordSettings,
     clock: Clock,
     queue: WriteQueue,
@@ -85,11 +89,18 @@ struct TrackedSandbox {
 }
 
 impl Records {
-    pub(crate) fn new(store: Store, settings: RecordSettings, clock: Clock, node: &NodeId) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        settings: RecordSettings,
+        clock: Clock,
+        node: &NodeId,
+        telemetry: Option<Arc<Telemetry>>,
+    ) -> Self {
         let log_total_bytes = settings.log_total_bytes;
         Self {
             store,
             node: node.clone(),
+            telemetry,
             settings,
             clock,
             queue: WriteQueue::new(),
@@ -105,6 +116,17 @@ impl Records {
     /// Number of log entries dropped since the start because the database was too slow.
     pub(crate) fn entries_lost(&self) -> u64 {
         self.queue.lost()
+    }
+
+    /// Begins the span of a change of a sandbox that no request waits for, if its trace is recorded.
+    pub(crate) fn begin_change(
+        &self,
+        name: &'static str,
+        team: &TeamId,
+        id: &SandboxId,
+        reason: &'static str,
+    ) -> Option<WorkSpan> {
+        self.telemetry.as_ref()?.begin_change(name, team, id, reason)
     }
 
     /// Begins the records of a sandbox.

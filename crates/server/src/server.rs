@@ -176,7 +176,13 @@ impl Server {
         let metrics = Arc::new(Metrics::new(&capacity));
         let telemetry = telemetry.map(|settings| Telemetry::new(settings, rows.node(), &metrics, clock.clone()));
         let (telemetry, exporter) = telemetry.unzip();
-        let records = Arc::new(Records::new(store.clone(), records, clock.clone(), rows.node()));
+        let records = Arc::new(Records::new(
+            store.clone(),
+            records,
+            clock.clone(),
+            rows.node(),
+            telemetry.clone(),
+        ));
         let registry = Arc::new(Registry::default());
         let deadlines = Arc::new(Deadlines::default());
         let admission = Arc::new(AdmissionControl::new(
@@ -236,6 +242,7 @@ impl Server {
                 resources,
                 clock: clock.clone(),
                 work: work.clone(),
+                telemetry: telemetry.clone(),
             },
         ));
         let means = RepositoryServices {

@@ -2,8 +2,8 @@
 //!
 //! A span has the route, the operation, the status and the team of a request, and the id by which the log finds the rest;
 //! never a path, a query, a header, a body or a name. It is made when the request has been answered, from what the handler
-//! measured anyway, so that nothing is done for requests that are not recorded. `record` says what can be in one, `queue`
-//! and `export` what bounds it all.
+//! measured anyway, so that nothing is done for requests that are not recorded. [`WorkSpan`] is for what no request waits for.
+//! `record` says what can be in a span, `queue` and `export` what bounds it all.
 
 mod client;
 mod context;
@@ -12,6 +12,7 @@ mod message;
 mod queue;
 mod record;
 pub(crate) mod settings;
+mod work;
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -20,15 +21,16 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::MatchedPath;
 use http::{Request, Response, Version};
-use model::id::{NodeId, TeamId};
+use model::id::{BuildId, NodeId, SandboxId, TeamId};
 use protocol::node::Stage;
 
 use self::client::ExportClient;
-use self::context::{Parent, Sampler, SpanId, TraceId};
+use self::context::{Parent, Sampler, SpanId, TraceId, random};
 pub(crate) use self::export::Exporter;
 use self::queue::Queue;
 use self::record::{Kind, Record, Value};
 use self::settings::TelemetrySettings;
+pub(crate) use self::work::{WorkSpan, traced};
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 
@@ -118,6 +120,27 @@ impl Telemetry {
             begun: Instant::now(),
             answer: None,
         })
+    }
+
+    /// Begins the span of a change of a sandbox, for this reason; none if its trace is not recorded.
+    pub(crate) fn begin_change(
+        &self,
+        name: &'static str,
+        team: &TeamId,
+        sandbox: &SandboxId,
+        reason: &'static str,
+    ) -> Option<WorkSpan> {
+        let span = WorkSpan::begin(self.sampler, &self.queue, &self.clock, name, team)?;
+        span.note("ringfence.sandbox.id", Value::Shared(sandbox.as_str().into()));
+        span.note("ringfence.reason", Value::Word(reason));
+        Some(span)
+    }
+
+    /// Begins the span of a build; none if its trace is not recorded.
+    pub(crate) fn begin_build(&self, team: &TeamId, build: &BuildId) -> Option<WorkSpan> {
+        let span = WorkSpan::begin(self.sampler, &self.queue, &self.clock, "build", team)?;
+        span.note("ringfence.build.id", Value::Shared(build.as_str().into()));
+        Some(span)
     }
 }
 
@@ -281,12 +304,6 @@ fn version(version: Version) -> Option<&'static str> {
     }
 }
 
-fn random<const N: usize>() -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).ok()?;
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -398,5 +415,61 @@ mod tests {
         let unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
         let request = Request::builder().header("traceparent", unsampled).body(Body::empty());
         assert!(telemetry(1.0).begin(&request.expect("a request"), "GET").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_change_is_a_span_that_says_how_it_went() {
+        let telemetry = telemetry(1.0);
+        let (team, sandbox) = (ID.parse().expect("an id"), "i00000000000000000001".parse().expect("an id"));
+        for has_failed in [false, true] {
+            let span = telemetry.begin_change("pause", &team, &sandbox, "timeout");
+            let work = async { if has_failed { Err(()) } else { Ok(()) } };
+            assert_eq!(traced(span, work).await.is_err(), has_failed);
+            let spans = telemetry.queue.take();
+            let [span] = spans.as_slice() else {
+                panic!("one span: {spans:?}");
+            };
+            assert_eq!(
+                (span.name.as_ref(), span.has_failed, span.parent),
+                ("pause", has_failed, None)
+            );
+            assert_eq!(
+                span.attributes,
+                [
+                    ("ringfence.team.id", Value::Shared(ID.into())),
+                    ("ringfence.sandbox.id", Value::Shared("i00000000000000000001".into())),
+                    ("ringfence.reason", Value::Word("timeout")),
+                ]
+            );
+        }
+    }
+
+    #[test]
+    fn steps_are_children_of_their_build_and_no_more_than_some() {
+        let telemetry = telemetry(1.0);
+        let (team, build) = (ID.parse().expect("an id"), ID.parse().expect("an id"));
+        let span = telemetry.begin_build(&team, &build).expect("a span");
+        let own = span.ids();
+        for _ in 0..work::CHILDREN_MAX {
+            span.child("build.step").expect("a span").end(true);
+        }
+        assert!(span.child("build.step").is_none());
+        // A build that is dropped was cancelled, or has failed.
+        drop(span);
+        let mut spans = telemetry.queue.take();
+        let last = spans.pop().expect("the build");
+        assert!(last.has_failed && (last.trace, last.span) == own);
+        assert_eq!(spans.len(), work::CHILDREN_MAX);
+        assert!(
+            spans
+                .iter()
+                .all(|step| !step.has_failed && step.trace == own.0 && step.parent == Some(own.1))
+        );
+    }
+
+    #[test]
+    fn the_same_part_is_recorded_as_of_requests() {
+        let id = ID.parse().expect("an id");
+        assert!(telemetry(0.0).begin_build(&id, &ID.parse().expect("an id")).is_none());
     }
 }

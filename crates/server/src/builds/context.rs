@@ -24,6 +24,7 @@ use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
 use crate::pool::Pool;
 use crate::settings::BuildSettings;
+use crate::telemetry::WorkSpan;
 
 /// A layer that an earlier build wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub(crate) struct BuildContext {
     pub(crate) resources: Resources,
     /// What these sandboxes may reach.
     pub(crate) egress: EgressPolicy,
+    /// The span of the build, if it is recorded.
+    pub(super) span: Option<WorkSpan>,
     pub(super) team: TeamId,
     pub(super) rows: NodeRows,
     pub(super) files: Arc<BuildFiles>,
@@ -91,6 +94,11 @@ pub(crate) struct BuildContext {
 }
 
 impl BuildContext {
+    /// Begins the span of a part of the build, if it is recorded.
+    pub(super) fn begin_part(&self, name: &'static str) -> Option<WorkSpan> {
+        self.span.as_ref()?.child(name)
+    }
+
     /// Starts a sandbox, which has no row: no client can see it, and a restart of the platform ends it. It counts as one
     /// of the host, and waits while the host has no capacity for it.
     pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, StartError> {

@@ -31,6 +31,7 @@ use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::outcome::{EndReason, PauseReason};
 use crate::records::LifecycleEvent;
+use crate::telemetry::traced;
 
 /// How long a node may take to stop the processes of a sandbox, or to let them continue. It takes a second at most; the
 /// bound is for a node that does not answer, because the sandbox cannot be ended meanwhile.
@@ -130,7 +131,17 @@ impl Sandboxes {
             let turn = entry_of_task.turn().await;
             let is_due = turn.end_us() <= sandboxes.clock.now_us();
             match turn.decide(pausing(reason, is_due), arrived) {
-                AtTurn::Run => sandboxes.pause_in_turn(&turn, request).await,
+                AtTurn::Run => {
+                    let span = match reason {
+                        // Its request has one.
+                        PauseReason::Client => None,
+                        PauseReason::Timeout | PauseReason::Shutdown => {
+                            let records = &sandboxes.records;
+                            records.begin_change("pause", &turn.team, &turn.id, reason.as_str())
+                        }
+                    };
+                    traced(span, sandboxes.pause_in_turn(&turn, request)).await
+                }
                 AtTurn::Join => Ok(()),
                 AtTurn::Refuse(why) => Err(why.into()),
             }

@@ -21,6 +21,7 @@ use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::outcome::ResumeReason;
 use crate::records::LifecycleEvent;
+use crate::telemetry::traced;
 
 /// How often a client that connects starts again because the state has changed meanwhile.
 const CONNECT_ATTEMPTS: usize = 3;
@@ -83,7 +84,15 @@ impl Sandboxes {
             match turn.decide(command, arrived) {
                 AtTurn::Run => {
                     let changes = sandboxes.policies.injections.changes();
-                    let resumed = sandboxes.resume_in_turn(&turn, request).await;
+                    let span = match request.reason {
+                        // Its request has one.
+                        ResumeReason::Client => None,
+                        ResumeReason::Traffic | ResumeReason::Operator => {
+                            let (records, reason) = (&sandboxes.tracked.records, request.reason.as_str());
+                            records.begin_change("resume", &turn.team, &turn.id, reason)
+                        }
+                    };
+                    let resumed = traced(span, sandboxes.resume_in_turn(&turn, request)).await;
                     drop(turn);
                     if resumed.is_err() {
                         sandboxes.write_later(&entry);

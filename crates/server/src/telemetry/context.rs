@@ -115,6 +115,13 @@ impl Sampler {
     }
 }
 
+/// Random bytes; none where the system has none, and then there is no span.
+pub(super) fn random<const N: usize>() -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).ok()?;
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;

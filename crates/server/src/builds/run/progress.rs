@@ -20,6 +20,7 @@ use super::step::{Archive, BASE, Files, Instruction, Key};
 use crate::agent::login_shell;
 use crate::builds::context::BuildContext;
 use crate::builds::recipe::{BuildFailure, BuildSpec, Job, Logins, Registry, Source, Step};
+use crate::telemetry::traced;
 
 /// Changed when the same steps would make other layers than before.
 const FORMAT: &str = "1";
@@ -148,6 +149,11 @@ impl<'a> Progressing<'a> {
     /// The source of the recipe: the first step, which clients call `base`. An image without credentials of its own is
     /// fetched with those of `logins` for its registry.
     pub(super) async fn load(&mut self, source: &Source, logins: &Logins) -> Result<(), BuildFailure> {
+        let span = self.context.begin_part("build.source");
+        traced(span, self.load_source(source, logins)).await
+    }
+
+    async fn load_source(&mut self, source: &Source, logins: &Logins) -> Result<(), BuildFailure> {
         match source {
             Source::Base => self.log(BASE, "[base] FROM base".to_owned()),
             Source::Template { spec, .. } => self.inherit(spec),
@@ -402,11 +408,24 @@ impl<'a> Progressing<'a> {
         line: String,
         instruction: &Instruction,
     ) -> Result<(), BuildFailure> {
+        let span = self.context.begin_part("build.step");
         let is_cached = self.take_cached().await;
         self.log_cached(name, line, is_cached);
-        if is_cached {
-            return Ok(());
+        if let Some(span) = &span {
+            span.note_word("ringfence.build.cached", if is_cached { "true" } else { "false" });
         }
+        let making = async {
+            if is_cached {
+                Ok(())
+            } else {
+                self.make(name, prefix, instruction).await
+            }
+        };
+        traced(span, making).await
+    }
+
+    /// Runs an instruction, and makes a layer of what it wrote.
+    async fn make(&mut self, name: &str, prefix: &str, instruction: &Instruction) -> Result<(), BuildFailure> {
         let image = match instruction {
             Instruction::Files(Files {
                 archive: Archive::Stage(from),

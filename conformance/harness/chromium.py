@@ -17,6 +17,8 @@ from harness.traffic import until
 
 OPTIONS = (
     *("--headless=new", "--remote-debugging-port=0", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    # A test goes through more pages within seconds than a person would.
+    "--disable-ipc-flooding-protection",
     # Its own sandbox refuses to run as root. And nothing of what browsers fetch for themselves.
     *("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
 )

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { asset } from './assets.mjs'
 
-const { SHOWN_MAX, fileUrl, joined, listed, nameProblem, parentOf, sizeText, textOfFile } = await asset('files.js')
+const { SHOWN_MAX, fileUrl, joined, listed, nameProblem, parentOf, pieces, sizeText, textOfFile } = await asset('files.js')
 
 test('paths', () => {
   assert.equal(joined('/', 'a'), '/a')
@@ -56,4 +56,20 @@ test('what is text', () => {
   // A cut may go through a character.
   assert.equal(textOfFile(bytes('a界').subarray(0, 3), true), 'a')
   assert.equal(textOfFile(bytes('a界').subarray(0, 3), false), null)
+})
+
+test('a long line is shown in pieces that are the line', () => {
+  const texts = ['', 'a', 'x'.repeat(4000), 'x'.repeat(4001), `a\n${'x'.repeat(8000)}\nb\n`, `${'x'.repeat(3999)}${'🙂'.repeat(3000)}\n`, '\n'.repeat(9000), `${'y'.repeat(9001)}\n${'z'.repeat(12_000)}`]
+  for (const text of texts) {
+    const parts = pieces(text)
+    assert.equal(parts.map((part) => part.text).join(''), text)
+    for (const part of parts) {
+      assert.ok(part.text !== '' && part.text.isWellFormed())
+      assert.ok(part.text.split('\n').every((line) => line.length <= 4001))
+      // The end of a line is that of its last block, which is no line of its own.
+      assert.ok(!part.isBlock || part.text !== '\n')
+    }
+  }
+  assert.deepEqual(pieces('a\nb').map((part) => part.isBlock), [false])
+  assert.deepEqual(pieces(`a\n${'x'.repeat(8000)}\nb`).map((part) => part.isBlock), [false, true, true, false])
 })

@@ -72,7 +72,11 @@ test('names of people stay as they are', () => {
 test('no character is hidden in what is shown, whatever the name', () => {
   const hidden = /[\p{C}\p{Zl}\p{Zp}\p{Bidi_Control}\p{Default_Ignorable_Code_Point}]/u
   const seen = new Map()
+  // Planes without any character, and those for private use, have one rule for each: a part of them, and their ends, is enough.
+  const isUniform = (code) => (code >= 0x40000 && code < 0xe0000) || code >= 0xf0000
+  const isEnd = (code) => (code & 0xffff) < 16 || (code & 0xffff) > 0xffef
   for (let code = 0; code <= 0x10ffff; code += 1) {
+    if (isUniform(code) && code % 31 !== 0 && !isEnd(code)) continue
     const out = shown(String.fromCodePoint(code))
     if (hidden.test(out) || out === '') assert.fail(`U+${code.toString(16)} is shown as ${JSON.stringify(out)}`)
     if (seen.has(out)) assert.fail(`U+${code.toString(16)} looks like U+${seen.get(out).toString(16)}`)

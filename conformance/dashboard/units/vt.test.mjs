@@ -380,10 +380,10 @@ function hostile(length, seed) {
 }
 
 test('a mebibyte of hostile output leaves a screen that holds, in bounded time and memory', () => {
-  for (const seed of [1, 2, 3]) {
+  for (const [seed, length] of [[1, 1 << 20], [2, 1 << 18], [3, 1 << 18]]) {
     const next = numbers(seed)
     const screen = new Screen(80, 24)
-    const output = hostile(1 << 20, seed)
+    const output = hostile(length, seed)
     let spent = 0
     for (let at = 0; at < output.length; ) {
       const size = 1 + next(4096)

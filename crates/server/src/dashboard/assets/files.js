@@ -11,6 +11,8 @@ import { make, nameElement, shown, shownLines } from './text.js'
 export const SHOWN_MAX = 1000
 // Bytes of a file that are shown.
 export const VIEW_MAX = 1024 * 1024
+// The longest part of a line that is laid out as one: a browser takes seconds for a line of a mebibyte, and no time for many.
+const PIECE_MAX = 4000
 const NAME_BYTES_MAX = 255
 
 // Paths and contents, without a page.
@@ -44,6 +46,27 @@ export function textOfFile(bytes, isCut) {
   } catch {
     return null
   }
+}
+
+/** A text as parts that a browser lays out one by one, `{ text, isBlock }`: a long line is blocks, which together are the line. */
+export function pieces(text) {
+  const parts = []
+  const add = (from, to, isBlock) => to > from && parts.push({ text: text.slice(from, to), isBlock })
+  let at = 0
+  for (const { index, 0: line } of text.matchAll(new RegExp(`[^\\n]{${PIECE_MAX + 1},}\\n?`, 'g'))) {
+    add(at, index, false)
+    const end = index + line.length
+    for (at = index; at < end; ) {
+      let to = Math.min(at + PIECE_MAX, end)
+      // Neither half of a character, nor the end of the line by itself.
+      if (/[\ud800-\udbff]/.test(text[to - 1]) && to < end) to += 1
+      if (text[to] === '\n') to += 1
+      add(at, to, true)
+      at = to
+    }
+  }
+  add(at, text.length, false)
+  return parts
 }
 
 /** A size as people read it; anything else than a number is nothing. */
@@ -428,7 +451,7 @@ class Files {
     else {
       if (isCut) this.view.append(make('p', { textContent: `Only the first ${sizeText(VIEW_MAX)} are shown.` }))
       if (text === '') this.view.append(make('p', { textContent: 'This file is empty.' }))
-      this.view.append(make('pre', { textContent: shownLines(text), tabIndex: 0, 'aria-label': `Content of ${shown(name)}` }))
+      this.view.append(make('pre', { tabIndex: 0, 'aria-label': `Content of ${shown(name)}` }, ...pieces(shownLines(text)).map((piece) => (piece.isBlock ? make('span', { className: 'files-piece', textContent: piece.text }) : piece.text))))
     }
     this.view.hidden = false
     title.focus()

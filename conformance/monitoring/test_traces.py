@@ -141,6 +141,45 @@ def test_a_create_is_a_span_with_its_stages(traced: Traced, receiver: Receiver) 
     assert traced.request("DELETE", f"/sandboxes/{sandbox}")[0].status_code == 204
 
 
+def test_what_no_request_waits_for_is_a_span(traced: Traced, receiver: Receiver) -> None:
+    """A pause at the deadline, a resume by traffic, and a build with its steps."""
+
+    def found(name: str, key: str, value: str) -> Span:
+        def look() -> list[Span]:
+            return [span for span in receiver.spans() if span.name == name and attributes(span.attributes).get(key) == value]
+
+        (span,) = until(look, f"the span {name} of {value} has come", 60)
+        assert span.kind == Span.SPAN_KIND_INTERNAL and not span.parent_span_id and attributes(span.attributes)["ringfence.team.id"]
+        return span
+
+    body = {"templateID": "base", "timeout": 2, "autoPause": True, "autoResume": {"enabled": True}}
+    made, _ = traced.request("POST", "/v2/sandboxes", json=body)
+    assert made.status_code == 201, made.text
+    sandbox = made.json()["sandboxID"]
+    paused = found("pause", "ringfence.sandbox.id", sandbox)
+    assert attributes(paused.attributes)["ringfence.reason"] == "timeout" and paused.status.code == Status.STATUS_CODE_UNSET
+    assert paused.end_time_unix_nano > paused.start_time_unix_nano
+    traced.client.get("/", headers={"E2b-Sandbox-Id": sandbox, "E2b-Sandbox-Port": "8000"})
+    resumed = found("resume", "ringfence.sandbox.id", sandbox)
+    assert attributes(resumed.attributes)["ringfence.reason"] == "traffic" and resumed.trace_id != paused.trace_id
+    assert traced.request("DELETE", f"/sandboxes/{sandbox}")[0].status_code == 204
+
+    for command, is_good in (("true", True), ("echo secret-4711; false", False)):
+        template = traced.request("POST", "/v3/templates", json={"name": "traced", "cpuCount": 1, "memoryMB": 256})[0].json()
+        steps = [{"type": "RUN", "args": [command, "root"]}, {"type": "ENV", "args": ["A", "secret-4711"]}]
+        path = f"/v2/templates/{template['templateID']}/builds/{template['buildID']}"
+        started, _ = traced.request("POST", path, json={"fromTemplate": "base", "steps": steps})
+        assert started.status_code == 202, started.text
+        built = found("build", "ringfence.build.id", template["buildID"])
+        code = Status.STATUS_CODE_UNSET if is_good else Status.STATUS_CODE_ERROR
+        assert built.status.code == code
+        parts = [span for span in receiver.spans() if span.parent_span_id == built.span_id]
+        assert [span.name for span in parts] == ["build.source", "build.step"], "a variable makes no layer"
+        assert all(span.trace_id == built.trace_id for span in parts)
+        assert attributes(parts[1].attributes) == {"ringfence.build.cached": "false"} and parts[1].status.code == code
+    assert b"secret-4711" not in b"".join(export.body for export in list(receiver.exports))
+
+
 def test_an_export_is_what_the_protocol_says(traced: Traced, receiver: Receiver) -> None:
     traced.span("GET", "/sandboxes")
     for export in list(receiver.exports):
@@ -250,7 +289,7 @@ def test_what_a_receiver_rejects_is_counted(traced: Traced, receiver: Receiver, 
     until(lambda: traced.count("failed") > before, "it is counted")
     receiver.answer = 200
     later = traced.span("GET", "/sandboxes")
-    ids = [attributes(span.attributes)["ringfence.request.id"] for export in receiver.exports[exports:] for span in export.spans]
+    ids = [attributes(span.attributes).get("ringfence.request.id") for export in receiver.exports[exports:] for span in export.spans]
     assert ids.count(request) == 1, "it was not sent again"
     assert later.name == "GET /sandboxes"
 

@@ -420,7 +420,10 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_a_span_that_says_how_it_went() {
         let telemetry = telemetry(1.0);
-        let (team, sandbox) = (ID.parse().expect("an id"), "i00000000000000000001".parse().expect("an id"));
+        let (team, sandbox) = (
+            ID.parse().expect("an id"),
+            "i00000000000000000001".parse().expect("an id"),
+        );
         for has_failed in [false, true] {
             let span = telemetry.begin_change("pause", &team, &sandbox, "timeout");
             let work = async { if has_failed { Err(()) } else { Ok(()) } };

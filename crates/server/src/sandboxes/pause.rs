@@ -136,7 +136,7 @@ impl Sandboxes {
                         // Its request has one.
                         PauseReason::Client => None,
                         PauseReason::Timeout | PauseReason::Shutdown => {
-                            let records = &sandboxes.records;
+                            let records = &sandboxes.tracked.records;
                             records.begin_change("pause", &turn.team, &turn.id, reason.as_str())
                         }
                     };

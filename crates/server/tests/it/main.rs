@@ -13,6 +13,7 @@ mod cancel;
 mod cancelled_pauses;
 mod connections;
 mod create;
+mod dashboard;
 mod drain;
 mod errors;
 mod events;

@@ -130,6 +130,10 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
         box.commands.run("nohup sh -c 'while :; do :; done' >/dev/null 2>&1 & cd /home/user && python3 -m http.server 8123", background=True)
         browser.press("Processes")
         browser.shows("http.server 8123")
+        # What a command of the agent has started itself, and not what lists it.
+        browser.press("List all processes")
+        browser.wait("[...document.querySelectorAll('[aria-label=\"All processes\"] tbody code')].some((one) => one.textContent === 'sh -c while :; do :; done')")
+        assert "count=$((count" not in browser.run("shows()")
         browser.press("Ports")
         browser.shows(f"//8123-{sandbox}.")
         link = browser.run("(() => { const one = [...document.querySelectorAll('td a')].find((a) => a.textContent.includes('8123-')); return [one.rel, one.target] })()")
@@ -383,7 +387,7 @@ def test_every_page_is_accessible_in_both_schemes_on_a_desk_and_a_phone(shown: D
         f"{box}/terminal": "Connected.",
         f"{box}/files": ".bashrc",
         f"{box}/logs": "the sandbox was created",
-        f"{box}/processes": "Processes that the agent has started",
+        f"{box}/processes": "All processes",
         f"{box}/ports": "Make a link",
         f"{box}/network": "Outbound rules",
         "/dashboard/templates": "base",

@@ -12,6 +12,7 @@ const { requestOf } = await asset('create.js')
 const { injectionOf } = await asset('injections.js')
 const { portsOf, portUrl, trafficOf } = await asset('inside.js')
 const { fresh } = await asset('logs.js')
+const { LISTED_MAX, processesOf } = await asset('processes.js')
 
 test('a part of a path leaves no folder', () => {
   assert.equal(path('sandboxes', 'a/b', '?#'), 'sandboxes/a%2Fb/%3F%23')
@@ -110,4 +111,17 @@ test('a build is what its recipe says, and a form that is not filled in is refus
   const text = 'FROM debian:12\nRUN <<E\n  x\nE\n'
   assert.deepEqual(recipeOf({ ...given, kind: 'dockerfile', source: '', text, start: ' run ', ready: 'check' }), { fromDockerfile: { dockerfile: text }, startCmd: 'run', readyCmd: 'check' })
   for (const wrong of [{ source: ' ' }, { kind: 'image', source: '' }, { kind: 'dockerfile', text: ' \n' }]) assert.throws(() => recipeOf({ ...given, ...wrong }), /is required/)
+})
+
+test('processes are what the kernel says of them, whatever their names are', () => {
+  const stat = (pid, name, parent, state = 'S') => `${pid} (${name}) ${state} ${parent} 1 1 0 -1 4194560 100 0 0 0 150 50 0 0 20 0 1 0 100 1000000 256 18446744073709551615`
+  const text = (...pairs) => `77\n${pairs.map(([one, command]) => `${one}\n${command}\n`).join('')}`
+  const [one, other] = processesOf(text([stat(5, 'sh', 1), 'sh -c <b>x</b> '], [stat(6, 'kworker', 2, 'R'), '']))
+  assert.deepEqual(one, { pid: 5, parent: 1, state: 'S', command: 'sh -c <b>x</b>', seconds: 2, bytes: 1024 * 1024 })
+  assert.deepEqual([other.command, other.state], ['[kworker]', 'R'])
+  // A name that looks like the end of one, and what lists the processes.
+  assert.equal(processesOf(text([stat(5, 'a) R 99 (', 3), '']))[0].parent, 3)
+  assert.deepEqual(processesOf(text([stat(77, 'sh', 5), 'sh'], [stat(78, 'tr', 77), 'tr'])), [])
+  for (const none of ['', '77', '77\n', '77\n5 (sh\nx\n', '77\n5 sh) S\nx\n', 'x\n(((\n)))\n', `77\n${stat('a', 'b', 'c')}\nx\n`]) assert.deepEqual(processesOf(none), [], none)
+  assert.equal(processesOf(text(...Array.from({ length: 2000 }, (_, at) => [stat(at + 100, 'x', 1), 'y']))).length, LISTED_MAX)
 })

@@ -7,6 +7,7 @@ import { bounded, call } from './agent.js'
 import { change, encoded, get, isAborted, items, MARK, now, path, reason, withQuery } from './api.js'
 import { follow, logPage } from './logs.js'
 import { plot } from './plot.js'
+import { LISTED_MAX, listProcesses } from './processes.js'
 import { button, bytes, confirm, duration, facts, field, fill, input, Invalid, link, make, metadataElement, moment, nameElement, note, number, poll, row, select, setText, shown, table, wordsOf, dialog, timeElement } from './ui.js'
 
 const METRICS_MS = 5000
@@ -156,20 +157,31 @@ export function mountOverview(root, context) {
 export function mountProcesses(root, context) {
   const status = make('p', { className: 'state-line' })
   const { element, body } = table('Processes', ['PID', 'Command', 'Directory', 'Tag', ['', 'narrow']])
-  root.append(note('Processes that the agent has started: commands, terminals and servers. What these start is not listed; the terminal shows it.'), status, element)
+  const all = table('All processes', [['PID', 'right'], ['Parent', 'right'], 'Command', 'State', ['CPU time', 'right'], ['Memory', 'right']])
+  const allStatus = make('p', { className: 'state-line', role: 'status' })
+  const list = button('List all processes', onList)
+  all.element.hidden = true
+  root.append(
+    note('Processes that the agent has started: commands, terminals and servers. What these start is below, when you ask for it.'),
+    status,
+    element,
+    make('div', { className: 'head section' }, make('h2', { textContent: 'All processes' }), list),
+    allStatus,
+    all.element,
+  )
   let drawn = null
   const again = poll(context.signal, PROCESSES_MS, async () => {
     try {
       const answer = await call(context.agent, 'process.Process/List', {}, { headers: MARK, signal: context.signal })
-      const all = items(answer.processes, 100_000)
-      const list = all.slice(0, ROWS_MAX)
-      setText(status, `${all.length} ${all.length === 1 ? 'process' : 'processes'}${all.length > list.length ? `, ${list.length} are shown` : ''}.`)
-      element.hidden = list.length === 0
-      const text = JSON.stringify(list)
+      const started = items(answer.processes, 100_000)
+      const first = started.slice(0, ROWS_MAX)
+      setText(status, `${started.length} ${started.length === 1 ? 'process' : 'processes'}${started.length > first.length ? `, ${first.length} are shown` : ''}.`)
+      element.hidden = first.length === 0
+      const text = JSON.stringify(first)
       if (text === drawn) return
       drawn = text
       body.replaceChildren(
-        ...list.map((one) => {
+        ...first.map((one) => {
           const pid = number(Number(one.pid))
           const words = [one.config?.cmd, ...(Array.isArray(one.config?.args) ? one.config.args : [])].filter((word) => typeof word === 'string')
           const command = words.join(' ')
@@ -187,6 +199,25 @@ export function mountProcesses(root, context) {
       throw error
     }
   })
+  async function onList() {
+    list.disabled = true
+    setText(allStatus, 'Reading …')
+    try {
+      const found = await listProcesses(context)
+      setText(allStatus, `${found.length}${found.length === LISTED_MAX ? ' or more' : ''} processes, as the sandbox says.`)
+      all.element.hidden = found.length === 0
+      all.body.replaceChildren(
+        ...found.map((one) =>
+          row([String(one.pid), 'right'], [String(one.parent), 'right'], make('code', {}, nameElement(one.command, 400)), shown(one.state, 10), [`${one.seconds.toFixed(1)} s`, 'right'], [bytes(one.bytes), 'right']),
+        ),
+      )
+    } catch (error) {
+      if (!isAborted(error)) setText(allStatus, `Not read: ${reason(error)}.`)
+      if (error instanceof TypeError) console.error(error)
+    } finally {
+      list.disabled = false
+    }
+  }
   async function end(pid, command) {
     const isDone = await confirm(`Kill process ${pid}?`, [make('code', {}, nameElement(command, 300))], 'Kill', () =>
       call(context.agent, 'process.Process/SendSignal', { process: { pid }, signal: 'SIGNAL_SIGKILL' }, { headers: MARK, signal: context.signal }),

@@ -88,6 +88,10 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
     assert [one["buildID"] for one in api.get(f"/templates/{template}").json()["builds"]] == [built]
     browser.shows("step-on-the-page", 120)
     state(browser, "ready", 120)
+    layers = browser.wait("[...document.querySelectorAll('[aria-label=Layers] tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent)).filter((rows) => rows.length)")
+    made = api.get(f"/templates/{template}/builds/{built}/layers").json()
+    assert made["hasBase"] is True and made["layers"] and all(one["sizeBytes"] > 0 for one in made["layers"])
+    assert [name for name, _ in layers] == ["base, of the platform", *(one["layerID"] for one in made["layers"]), "All of them"]
     browser.run(f"go('/dashboard/templates/{template}')")
     browser.heading(f"default/{name}")
     browser.wait("document.querySelector('main').textContent.includes('default')")

@@ -134,6 +134,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(templates::cancel::cancel_build))
         .routes(routes!(templates::status::get_build_status))
         .routes(routes!(templates::status::get_build_logs))
+        .routes(routes!(templates::layers::list_build_layers))
         .routes(routes!(
             templates::tags::assign_template_tags,
             templates::tags::delete_template_tags

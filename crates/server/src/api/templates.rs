@@ -8,6 +8,7 @@ pub(crate) mod cancel;
 mod error;
 pub(crate) mod files;
 pub(crate) mod history;
+pub(crate) mod layers;
 pub(crate) mod manage;
 pub(crate) mod start;
 pub(crate) mod status;

@@ -9,6 +9,7 @@ import { button, bytes, confirm, dialog, duration, facts, field, fill, input, In
 const EVERY_MS = 3000
 const BUILDS = 50
 const TAGS_MAX = 200
+const LAYERS_MAX = 500
 // Pages of the list of templates in which one of the platform is looked for.
 const PAGES_MAX = 20
 // What the API has at most in one answer of a log.
@@ -207,6 +208,10 @@ async function mountBuild(root, context, id, build) {
     log,
   )
   context.title(`Build ${shown(build, 40)}`)
+  const layers = table('Layers', ['Layer', ['Size', 'right']])
+  const layersHead = make('h2', { textContent: 'Layers', hidden: true })
+  layers.element.hidden = true
+  root.append(layersHead, layers.element)
   let status = ''
   const isOver = () => status === 'ready' || status === 'error'
   const refresh = poll(context.signal, EVERY_MS, async () => {
@@ -221,6 +226,7 @@ async function mountBuild(root, context, id, build) {
         why.replaceChildren()
         if (value.reason?.message) why.append(note(`${value.reason.step ? `${shown(value.reason.step, 200)}: ` : ''}${shown(value.reason.message, 2000)}`, 'is-bad'))
       }
+      if (status === 'ready' && layers.element.hidden) await showLayers()
       return isOver() ? 60_000 : 0
     } catch (error) {
       if (isAborted(error)) throw error
@@ -238,6 +244,17 @@ async function mountBuild(root, context, id, build) {
       return value?.logs
     },
   })
+  async function showLayers() {
+    const value = await get(`${api}/layers`, { signal: context.signal })
+    const list = items(value?.layers, LAYERS_MAX)
+    const total = list.reduce((sum, one) => sum + number(one.sizeBytes), 0)
+    layersHead.hidden = layers.element.hidden = false
+    layers.body.replaceChildren(
+      ...(value?.hasBase === true ? [row('base, of the platform', ['–', 'right'])] : []),
+      ...list.map((one) => row(make('code', { textContent: shown(one.layerID, 80) }), [typeof one.sizeBytes === 'number' ? bytes(one.sizeBytes) : 'not on this host', 'right'])),
+      row('All of them', [bytes(total), 'right']),
+    )
+  }
   async function onCancel() {
     const isDone = await confirm('Cancel the build?', 'What it has built is dropped. The template stays as it was.', 'Cancel the build', () => change('POST', `${api}/cancel`))
     if (isDone) context.say('The build was cancelled.')

@@ -27,7 +27,6 @@ use model::lifecycle;
 use model::log::Level;
 use protocol::node::NodeError;
 use serde::{Deserialize, Serialize};
-use store::error::StoreError;
 use store::records::{LogOrder, LogQuery, LogRow};
 use store::sandboxes::SandboxRow;
 

@@ -474,7 +474,7 @@ pub(crate) struct BuildArgs {
 /// Flags of `template add`.
 #[derive(Debug, Args)]
 pub(crate) struct AddArgs {
-    /// The template: code-interpreter, desktop or mcp-gateway
+    /// The template: agents, code-interpreter, desktop or mcp-gateway
     pub(crate) template: String,
     /// Name for the template, [namespace/]name[:tag] [default: the one that its clients ask for]
     #[arg(long, value_name = "NAME")]

@@ -69,6 +69,25 @@ macro_rules! files {
 /// The recipes that the program carries.
 const CARRIED: &[Carried] = &[
     Carried {
+        name: "agents",
+        files: files!(
+            "agents",
+            ".dockerignore",
+            "Dockerfile",
+            "npm/claude/package-lock.json",
+            "npm/claude/package.json",
+            "npm/codex/package-lock.json",
+            "npm/codex/package.json",
+            "npm/gemini/package-lock.json",
+            "npm/gemini/package.json",
+            "npm/opencode/package-lock.json",
+            "npm/opencode/package.json",
+            "requirements.txt",
+            "set-up",
+            "template.toml",
+        ),
+    },
+    Carried {
         name: "code-interpreter",
         files: files!(
             "code-interpreter",

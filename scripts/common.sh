@@ -331,6 +331,20 @@ mcp_gateway_packages_into() { # DIRECTORY
     -r "$root/templates/mcp-gateway/requirements.txt" -d "$1/wheels"
 }
 
+# Fetches what the recipe of coding agents pins for some of them, so that its build needs no network; and writes down which these are.
+agents_packages_into() { # AGENTS DIRECTORY
+  local recipe=$root/templates/agents agent work
+  /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+    -r "$recipe/requirements.txt" -d "$2/wheels" || return
+  for agent in $1; do
+    work=$(mktemp -d)
+    cp "$recipe/npm/$agent/package.json" "$recipe/npm/$agent/package-lock.json" "$work/"
+    npm ci --prefix "$work" --cache "$2/npm" --ignore-scripts --no-audit --no-fund --loglevel=error || return
+    rm -rf "$work"
+  done
+  printf '%s\n' "$1" >"$2/agents"
+}
+
 # Fetches the packages that the recipe of the desktop installs and this system, of which `base` is made, lacks, as a source of
 # packages. `try` says whether they still fit to what the system has.
 desktop_packages_into() { # DIRECTORY

@@ -12,6 +12,7 @@
 | `/git/...` | git's own CGI program |
 | `/headers/...` | JSON: the headers of the request, of each value the SHA-256 |
 | any at `github.com` | git's own CGI program, for those who have a token; `slow.git` answers after a minute |
+| any at the API of a model | see `harness.model_api` |
 | any other | JSON: which address, server name, Host and path the request arrived at, and number and SHA-256 of its bytes |
 """
 
@@ -30,6 +31,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from harness import model_api
 
 WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 BLOCK = hashlib.shake_256(b"a block that no relay can guess").digest(1 << 16)
@@ -71,6 +74,10 @@ class Web(BaseHTTPRequestHandler):
         body = self.body()
         if self.arrived.name == "github.com":
             self.code_host(url, body)
+        elif self.arrived.name in model_api.KEYS:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            self.record(kind="model", host=self.arrived.name, method=self.command, path=url.path, headers=headers, bytes=len(body))
+            self.reply(*model_api.answer(self.arrived.name, self.command, url.path, headers, body))
         elif url.path.startswith("/headers/"):
             # Not the values, which the gateway hides in answers if they are secrets.
             headers = {name.lower(): hashlib.sha256(value.encode()).hexdigest() for name, value in self.headers.items()}
@@ -132,11 +139,13 @@ class Web(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") not in [f"Basic {pair}" for pair in accepted]:
             return self.reply(401, {"WWW-Authenticate": 'Basic realm="code host"'}, b"")
         name = "/".join(url.path.split("/")[1:3]).lower()
+        # Repositories have both names.
+        plain, name = name, f"{name.removesuffix('.git')}.git"
         if name == "octocat/slow.git":
             time.sleep(60)
         if not (root / name).is_dir():
             return self.reply(404, {}, b"Repository not found.")
-        self.git(url, body, root, url.path.lower())
+        self.git(url, body, root, url.path.lower().replace(plain, name, 1))
 
     def git(self, url: Any, body: bytes, root: Path | None = None, path: str | None = None) -> None:
         if self.headers.get("Content-Encoding") == "gzip":

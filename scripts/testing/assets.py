@@ -20,6 +20,9 @@ from testing.cache import Cache, key
 PYTHON = "/usr/bin/python3"
 # Part of every key: raise it when a way of making something changes without any of its pins.
 RECIPES = "1"
+# The coding agents of the default form, one, and of the long form. Each is some hundred megabytes.
+AGENTS = "codex"
+ALL_AGENTS = "claude codex gemini opencode"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ def node_modules(name: str, directory: str) -> Asset:
     """Packages of Node of a lock file."""
     files = (f"{directory}/package.json", f"{directory}/package-lock.json")
     return Asset(f"npm-{name}", ("npm_into", directory), program="node_modules", files=files, packages=("nodejs", "npm"))
+
+
+def agents(name: str, which: str) -> Asset:
+    """What the recipe of coding agents fetches for some of them, for builds without a network."""
+    files = ["templates/agents/requirements.txt", *(f"templates/agents/npm/{agent}/package-lock.json" for agent in which.split())]
+    packages = ("python3", "python3-pip", "nodejs", "npm")
+    return Asset(name, ("agents_packages_into", which), has=("wheels", "npm", "agents"), files=tuple(files), packages=packages)
 
 
 SDKS = ("2.63.0", "2.45.1", "2.20.3", "2.8.1")
@@ -146,6 +156,8 @@ ALL = (
         files=("templates/mcp-gateway/requirements.txt",),
         packages=("python3", "python3-pip"),
     ),
+    agents("agents-packages", AGENTS),
+    agents("agents-packages-all", ALL_AGENTS),
     # What the recipe of the desktop installs and this system lacks. It is fetched again when packages of the system were updated
     # so that it no longer fits.
     Asset(

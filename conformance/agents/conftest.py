@@ -1,0 +1,68 @@
+"""Fixtures of the suite: a fake internet with a code host and APIs of models, a platform on its host, and the template."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2b import Secret
+
+from harness import coding_agents, model_api
+from harness.code_host import TOKEN, CodeHost
+from harness.criu import criu_config
+from harness.hoststate import HostState, left_over
+from harness.internet import RESOLVER, Internet
+from harness.platform import Platform
+
+LOGIN = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
+CONFIG = f'[egress]\nresolvers = "{RESOLVER}:53"\n'
+
+
+@pytest.fixture(scope="session")
+def internet(work_dir: Path) -> Iterator[Internet]:
+    """The fake internet; the rest of the session runs on its host."""
+    directory = work_dir / "internet"
+    directory.mkdir()
+    with Internet(directory) as internet:
+        yield internet
+    assert [servers.returncode for servers in internet.servers] == [0, 0]
+
+
+@pytest.fixture(scope="session")
+def host(internet: Internet) -> CodeHost:
+    return CodeHost(internet)
+
+
+@pytest.fixture(scope="session")
+def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
+    """A running platform; afterwards nothing of it may be left."""
+    before = HostState.take()
+    server = Platform(work_dir / "data", config=f'{criu_config()}{CONFIG}ca_file = "{internet.authority}"\n')
+    try:
+        server.start()
+        server.use()
+        yield server
+        assert server.terminate() == 0, server.log_tail(12)
+        down = server.down()
+        assert down.returncode == 0, down.stderr
+        assert left_over(before) == {}
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def template(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of the template, built once."""
+    coding_agents.build(platform, tmp_path_factory.mktemp("recipe"))
+    return coding_agents.NAME
+
+
+@pytest.fixture(scope="session")
+def secrets(platform: Platform) -> list[str]:
+    """The keys that may be in no sandbox. The team has them as secrets, under the names of the example."""
+    for host in model_api.KEYS:
+        Secret.create(f"{host.split('.')[-2]}-key", model_api.key(host))
+    Secret.create("github-login", LOGIN)
+    return [*map(model_api.key, model_api.KEYS), TOKEN, LOGIN]

@@ -1,0 +1,199 @@
+"""Coding agents that work on a repository with keys that they never see: each runs as it is, against the API of its vendor and a code host
+of the fake internet, which answer to a key only.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2b import CommandExitException, Sandbox, Secret
+
+from harness import coding_agents, model_api
+from harness.code_host import CodeHost, git
+from harness.inside import root
+from harness.internet import Internet
+from harness.model_api import KEYS, SAID
+from harness.patience import within
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "work_on_a_repository.py"
+# Of each agent the host of its vendor, what the placeholder of the key is called, and what runs it with a prompt.
+AGENTS = {
+    "codex": ("api.openai.com", "CODEX_API_KEY", "codex exec --dangerously-bypass-approvals-and-sandbox --"),
+    "claude": ("api.anthropic.com", "ANTHROPIC_API_KEY", "claude --dangerously-skip-permissions -p --"),
+    "gemini": ("generativelanguage.googleapis.com", "GEMINI_API_KEY", "gemini --skip-trust --yolo -m gemini-2.5-flash -p"),
+    "opencode": ("api.anthropic.com", "ANTHROPIC_API_KEY", "opencode run -m anthropic/claude-sonnet-4-5 --"),
+}
+# Agents think that they know who they are; a repository wants it from whoever commits.
+CHANGE = "git config user.name agent && git config user.email agent@example.com && echo changed >>README.md && git commit -qam"
+
+
+def created(agent: str) -> Sandbox:
+    """A sandbox for an agent: it reaches the host of its vendor and the code host, and nothing else."""
+    host, variable, _ = AGENTS[agent]
+    header, value = KEYS[host]
+    secret = f"{host.split('.')[-2]}-key"
+    rules = {
+        host: [{"transform": {"headers": {header: value.replace(model_api.key(host), Secret.fill(secret))}}}],
+        "github.com": [{"transform": {"headers": {"Authorization": f"Basic {Secret.fill('github-login')}"}}}],
+    }
+    network = {"rules": rules, "allow_out": list(rules), "deny_out": ["0.0.0.0/0"]}
+    return Sandbox.create("agents", timeout=600, envs={variable: "placeholder"}, network=network)
+
+
+@pytest.fixture(params=coding_agents.names())
+def agent(request: pytest.FixtureRequest, template: str, secrets: list[str]) -> str:
+    return request.param
+
+
+@pytest.fixture
+def box(agent: str) -> Iterator[Sandbox]:
+    with created(agent) as box:
+        yield box
+
+
+def prompted(box: Sandbox, agent: str, command: str, cwd: str = "/home/user/work") -> str:
+    """What an agent says that was asked to run a command."""
+    words = f"{AGENTS[agent][2]} {shlex.quote(f'RUN {command} END')}"
+    ran = box.commands.run(f"{words} </dev/null", cwd=cwd, timeout=within(120))
+    assert SAID in ran.stdout, ran.stdout + ran.stderr
+    return ran.stdout.rpartition(SAID)[2]
+
+
+def held(box: Sandbox, texts: list[str]) -> list[str]:
+    """Where root of a sandbox finds some texts: in all files that have changed since it began, and in the environment, the arguments and the memory of every process."""
+    # The search has them in no argument and no file, and does not find itself.
+    program = """
+import os, re, sys
+since, texts = float(sys.argv[1]), [bytes.fromhex(text) for text in sys.argv[2:]]
+found = []
+for directory, below, names in os.walk("/"):
+    if directory == "/":
+        below[:] = [name for name in below if name not in ("proc", "sys")]
+    for name in names:
+        path = os.path.join(directory, name)
+        # What is older is of the template, which was built before there was a key.
+        if os.path.isfile(path) and not os.path.islink(path) and os.lstat(path).st_ctime >= since:
+            try:
+                file = open(path, "rb")
+            except PermissionError:
+                # The agent of the platform, which nobody inside can read.
+                continue
+            with file:
+                end = b""
+                while part := file.read(1 << 20):
+                    if any(text in end + part for text in texts):
+                        found.append(path)
+                        break
+                    end = part[-200:]
+searched = 0
+for pid in os.listdir("/proc"):
+    if not pid.isdigit() or int(pid) == os.getpid():
+        continue
+    for name in ("environ", "cmdline"):
+        try:
+            content = open(f"/proc/{pid}/{name}", "rb").read()
+        except OSError:
+            continue
+        found += [f"/proc/{pid}/{name}" for text in texts if text in content]
+    try:
+        maps, memory = open(f"/proc/{pid}/maps").read(), open(f"/proc/{pid}/mem", "rb", 0)
+    except OSError:
+        continue
+    for line in maps.splitlines():
+        begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+        if not line.split()[1].startswith("r"):
+            continue
+        for at in range(begin, end, 1 << 20):
+            try:
+                memory.seek(at)
+                content = memory.read(min(1 << 20, end - at) + 200)
+            except (OSError, ValueError, OverflowError):
+                break
+            searched += 1
+            found += [f"/proc/{pid}/mem" for text in texts if text in content]
+print("\\n".join(sorted(set(found))))
+print("searched", searched > 0)
+"""
+    box.files.write("/root/search.py", program, user="root")
+    since = box.get_info().started_at.timestamp() - 60
+    words = f"python3 /root/search.py {since} {' '.join(text.encode().hex() for text in texts)}"
+    lines = root(box, words, timeout=within(120)).split("\n")
+    assert lines.pop(-1) == "" and lines.pop(-1) == "searched True", lines
+    return [line for line in lines if line]
+
+
+def test_it_works_on_a_repository_with_keys_that_are_nowhere_inside(
+    agent: str, box: Sandbox, host: CodeHost, internet: Internet, secrets: list[str]
+) -> None:
+    host.make(f"acme/{agent}")
+    later = internet.mark()
+    box.commands.run(f"git clone --quiet https://github.com/acme/{agent} work", timeout=within(60))
+    # It commits and pushes, looks for keys where programs have them, and says what it found.
+    looks = "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'"
+    said = prompted(box, agent, f"{CHANGE} by-{agent} && git push --quiet origin main && ({looks}) >/home/user/seen; tail -n 1 README.md")
+    assert "changed" in said
+    bare = host.root / "acme" / f"{agent}.git"
+    assert git(bare, "log", "-1", "--format=%an %s", "main") == f"agent by-{agent}\n"
+    # The vendor saw the key, and nobody inside had it.
+    vendor = AGENTS[agent][0]
+    header, value = KEYS[vendor]
+    requests = later(kind="model", host=vendor)
+    assert len(requests) >= 2 and {request["headers"][header] for request in requests} == {value}, requests
+    seen = box.files.read("/home/user/seen")
+    assert "placeholder" in seen and not any(secret in seen for secret in secrets)
+    background = box.commands.run("exec sleep 600", background=True, envs={"CANARY": "canary-of-the-search"})
+    assert held(box, secrets) == []
+    # The search finds what is there, in a file and in a process.
+    box.files.write("/home/user/planted", f"x{secrets[-1]}y")
+    found = held(box, [secrets[-1], "canary-of-the-search"])
+    assert "/home/user/planted" in found and f"/proc/{background.pid}/environ" in found and f"/proc/{background.pid}/mem" in found, found
+    background.kill()
+
+
+def test_it_reaches_these_hosts_and_no_other(agent: str, box: Sandbox, internet: Internet) -> None:
+    later = internet.mark()
+    for address in ("https://example.com/", "https://93.184.216.34/", "http://api.example.net/", "https://raw.github.com/"):
+        with pytest.raises(CommandExitException):
+            box.commands.run(f"curl --silent --show-error --insecure --max-time 20 {address}", timeout=within(30))
+    assert later(kind="http") == [] and later(kind="tls") == []
+    # A key is for its own host: that of another vendor gets none, and is closed.
+    other = next(host for host in KEYS if host != AGENTS[agent][0])
+    with pytest.raises(CommandExitException):
+        box.commands.run(f"curl --silent --show-error --max-time 20 https://{other}/v1/models", timeout=within(30))
+    assert later(kind="model") == []
+
+
+def test_a_wrong_key_is_refused_by_the_vendor(template: str, secrets: list[str], internet: Internet) -> None:
+    later = internet.mark()
+    network = {"allow_out": ["api.openai.com"], "deny_out": ["0.0.0.0/0"]}
+    with Sandbox.create("agents", timeout=300, envs={"CODEX_API_KEY": "placeholder"}, network=network) as box:
+        box.files.write("/tmp/authority.pem", internet.authority.read_text())
+        words = "curl --silent --cacert /tmp/authority.pem -o /dev/null -w '%{http_code}' -H 'Authorization: Bearer placeholder'"
+        assert box.commands.run(f"{words} -d '{{}}' https://api.openai.com/v1/responses", timeout=within(30)).stdout == "401"
+    assert [event["headers"]["authorization"] for event in later(kind="model")] == ["Bearer placeholder"]
+
+
+def test_the_agents_are_there_and_cannot_change_themselves(template: str) -> None:
+    with Sandbox.create("agents", timeout=300) as box:
+        for agent in coding_agents.names():
+            file = box.commands.run(f"readlink -f $(command -v {agent})").stdout.strip()
+            assert file.startswith("/opt/agents/npm/"), file
+            assert box.commands.run(f"find -L {file} /opt/agents/npm/{agent} -writable 2>/dev/null | head -3").stdout == ""
+        assert box.commands.run("node --version").stdout.startswith("v24.")
+        # What a task needs beside the agent.
+        box.commands.run("npm --version && npx --version && git --version && python3 -m venv /tmp/made && /tmp/made/bin/pip --version", timeout=within(60))
+
+
+def test_the_example(host: CodeHost, template: str, secrets: list[str]) -> None:
+    host.make("acme/example")
+    task = f"RUN {CHANGE} by-the-example && tail -n 1 README.md END"
+    command = [sys.executable, EXAMPLE, "https://github.com/acme/example", task]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert SAID in ran.stdout and "by-the-example" in ran.stdout and "README.md | 1 +" in ran.stdout
+    assert git(host.root / "acme" / "example.git", "log", "-1", "--format=%s", "agent") == "by-the-example\n"

@@ -136,7 +136,7 @@ def own_runs(file: str) -> list[Run]:
         some_alone = inside in alone_files(parts[1])
         return [Run(suite, (inside,), 30), *([Run(f"{suite}-alone", (inside,), 30)] if some_alone else [])]
     # Another file of a client's directory belongs to its one suite.
-    if parts[1] in ("javascript", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "dashboard", "cli", "fuzz", "docs"):
+    if parts[1] in ("javascript", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "agents", "dashboard", "cli", "fuzz", "docs"):
         return [Run(suite, (parts[1],), 100)]
     return []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 # In the order in which they are listed. `guest` belongs to the long form alone.
 STEPS = ("lint", "unit", "build", "sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "guest")
 # Parts of the step `clients`, which can be named like steps.
-CLIENTS = ("javascript", "cli", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "dashboard", "docs", "acme", "monitoring")
+CLIENTS = ("javascript", "cli", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "agents", "dashboard", "docs", "acme", "monitoring")
 FLAGS = ("--long", "--changed", "--plan", "--keep-going", "--verbose", "--help")
 VALUES = ("--seed", "--hunt", "--lanes", "--binary")
 # Seeds are printed to be typed again.

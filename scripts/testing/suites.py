@@ -304,6 +304,24 @@ ALL: tuple[Suite, ...] = (
         environment=CRIU | {"RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
         packages=("git", "nodejs", "npm"),
     ),
+    # One agent, because each is some hundred megabytes to unpack; the long form has all of them as well.
+    Suite(
+        "agents",
+        "agents",
+        ("--criu", "agents"),
+        seconds=45,
+        environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages}"},
+        packages=("git",),
+    ),
+    Suite(
+        "agents-all",
+        "agents",
+        (),
+        ("--criu", "agents/test_agents.py"),
+        seconds=120,
+        environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages-all}"},
+        packages=("git",),
+    ),
     # The browser, with a font; the environment has only what drives it.
     node(
         "docs",
@@ -401,7 +419,7 @@ def of_step(step: str, long: bool) -> list[Suite]:
 # The suite that a file of a directory belongs to.
 DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
-    **{"codeint": "codeint", "desktop": "desktop", "gateway": "gateway", "dashboard": "dashboard"},
+    **{"codeint": "codeint", "desktop": "desktop", "gateway": "gateway", "agents": "agents", "dashboard": "dashboard"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
     **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
 }
@@ -412,6 +430,7 @@ OPTIONS = {
     "codeint": ("--tls", "--criu"),
     "desktop": ("--tls", "--criu"),
     "gateway": ("--tls", "--criu"),
+    "agents": ("--criu",),
     "smoke-2.45.1-tls": ("--tls",),
 }
 

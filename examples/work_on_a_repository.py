@@ -1,44 +1,47 @@
-"""A coding agent that works on a repository, with keys that it never sees: its sandbox reaches two hosts, and the keys for them are set
-outside of it.
+"""A coding agent that works on a repository, with keys that it never sees: its sandbox reaches two hosts, and the platform sets the keys on
+requests to them, the token for this repository alone.
 
-    python work_on_a_repository.py https://github.com/OWNER/NAME "what to do"
-
-Two secrets of the team have to be there, `openai-key`, and `github-login`, which is base64 of `x-access-token:TOKEN`:
-
-    python -c 'from e2b import Secret; import base64, getpass; Secret.create("openai-key", getpass.getpass("key: "))
-    Secret.create("github-login", base64.b64encode(b"x-access-token:" + getpass.getpass("token: ").encode()).decode())'
+    OPENAI_API_KEY=... GITHUB_TOKEN=... python work_on_a_repository.py OWNER/NAME "what to do"
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import shlex
 import sys
+import urllib.request
 
-from e2b import Sandbox, Secret
+from e2b import Sandbox
 
 BRANCH = "agent"
 
 
-def header(value: str) -> list[dict[str, object]]:
-    """A rule that sets the header with the key on requests to its host."""
-    return [{"transform": {"headers": {"Authorization": value}}}]
+def inject(box: Sandbox, injections: list[dict[str, object]]) -> None:
+    """Has the platform set keys on requests of a sandbox."""
+    url = f"{os.environ['E2B_API_URL']}/sandboxes/{box.sandbox_id}/injections"
+    headers = {"X-API-Key": os.environ["E2B_API_KEY"], "Content-Type": "application/json"}
+    body = json.dumps({"injections": injections}).encode()
+    urllib.request.urlopen(urllib.request.Request(url, body, headers, method="PUT")).close()
 
 
 def main() -> None:
     repository, task = sys.argv[1:]
-    rules = {
-        "api.openai.com": header(f"Bearer {Secret.fill('openai-key')}"),
-        "github.com": header(f"Basic {Secret.fill('github-login')}"),
-    }
+    login = base64.b64encode(f"x-access-token:{os.environ['GITHUB_TOKEN']}".encode()).decode()
     box = Sandbox.create(
         "agents",
         timeout=1800,
-        # The agent wants one, and what it sends is replaced.
+        # The agent wants a key, and what it sends is replaced.
         envs={"CODEX_API_KEY": "placeholder"},
-        network={"rules": rules, "allow_out": list(rules), "deny_out": ["0.0.0.0/0"]},
+        network={"allow_out": ["api.openai.com", "github.com"], "deny_out": ["0.0.0.0/0"]},
     )
     with box:
-        box.commands.run(f"git clone --quiet -- {shlex.quote(repository)} work && git -C work switch --quiet --create {BRANCH}", timeout=300)
+        openai = {"type": "openai", "api_key": os.environ["OPENAI_API_KEY"]}
+        github = {"type": "http", "base_url": f"https://github.com/{repository}/*", "headers": {"Authorization": f"Basic {login}"}}
+        inject(box, [openai, github])
+        address = shlex.quote(f"https://github.com/{repository}")
+        box.commands.run(f"git clone --quiet {address} work && git -C work switch --quiet --create {BRANCH}", timeout=300)
         # The sandbox is what keeps it in bounds, so it asks nobody.
         agent = f"codex exec --dangerously-bypass-approvals-and-sandbox -- {shlex.quote(task)}"
         print(box.commands.run(agent, cwd="/home/user/work", timeout=1500).stdout)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2b import Secret
 
-from harness import coding_agents, model_api
-from harness.code_host import TOKEN, CodeHost
+from harness import coding_agents
+from harness.code_host import CodeHost
 from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.internet import RESOLVER, Internet
 from harness.platform import Platform
 
-LOGIN = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
 CONFIG = f'[egress]\nresolvers = "{RESOLVER}:53"\n'
 
 
@@ -57,12 +54,3 @@ def template(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> st
     """The name of the template, built once."""
     coding_agents.build(platform, tmp_path_factory.mktemp("recipe"))
     return coding_agents.NAME
-
-
-@pytest.fixture(scope="session")
-def secrets(platform: Platform) -> list[str]:
-    """The keys that may be in no sandbox. The team has them as secrets, under the names of the example."""
-    for host in model_api.KEYS:
-        Secret.create(f"{host.split('.')[-2]}-key", model_api.key(host))
-    Secret.create("github-login", LOGIN)
-    return [*map(model_api.key, model_api.KEYS), TOKEN, LOGIN]

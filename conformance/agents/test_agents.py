@@ -4,23 +4,27 @@ of the fake internet, which answer to a key only.
 
 from __future__ import annotations
 
+import base64
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
-from e2b import CommandExitException, Sandbox, Secret
+from e2b import CommandExitException, Sandbox
 
 from harness import coding_agents, model_api
-from harness.code_host import CodeHost, git
-from harness.inside import root
+from harness.code_host import TOKEN, CodeHost, git
 from harness.internet import Internet
 from harness.model_api import KEYS, SAID
 from harness.patience import within
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "work_on_a_repository.py"
+LOGIN = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
+SECRETS = [*map(model_api.key, KEYS), TOKEN, LOGIN]
 # Of each agent the host of its vendor, what the placeholder of the key is called, and what runs it with a prompt.
 AGENTS = {
     "codex": ("api.openai.com", "CODEX_API_KEY", "codex exec --dangerously-bypass-approvals-and-sandbox --"),
@@ -33,20 +37,22 @@ CHANGE = "git config user.name agent && git config user.email agent@example.com 
 
 
 def created(agent: str) -> Sandbox:
-    """A sandbox for an agent: it reaches the host of its vendor and the code host, and nothing else."""
+    """A sandbox for an agent: it reaches the host of its vendor and the code host, and nothing else. The token is for one repository."""
     host, variable, _ = AGENTS[agent]
-    header, value = KEYS[host]
-    secret = f"{host.split('.')[-2]}-key"
-    rules = {
-        host: [{"transform": {"headers": {header: value.replace(model_api.key(host), Secret.fill(secret))}}}],
-        "github.com": [{"transform": {"headers": {"Authorization": f"Basic {Secret.fill('github-login')}"}}}],
-    }
-    network = {"rules": rules, "allow_out": list(rules), "deny_out": ["0.0.0.0/0"]}
-    return Sandbox.create("agents", timeout=600, envs={variable: "placeholder"}, network=network)
+    network = {"allow_out": [host, "github.com"], "deny_out": ["0.0.0.0/0"]}
+    box = Sandbox.create("agents", timeout=600, envs={variable: "placeholder"}, network=network)
+    injections = [
+        {"type": {"api.openai.com": "openai", "api.anthropic.com": "anthropic"}.get(host, "gemini"), "api_key": model_api.key(host)},
+        {"type": "http", "base_url": f"https://github.com/acme/{agent}/*", "headers": {"Authorization": f"Basic {LOGIN}"}},
+    ]
+    url = f"{os.environ['E2B_API_URL']}/sandboxes/{box.sandbox_id}/injections"
+    answer = httpx.put(url, json={"injections": injections}, headers={"X-API-Key": os.environ["E2B_API_KEY"]}, timeout=30)
+    assert answer.status_code == 204, answer.text
+    return box
 
 
 @pytest.fixture(params=coding_agents.names())
-def agent(request: pytest.FixtureRequest, template: str, secrets: list[str]) -> str:
+def agent(request: pytest.FixtureRequest, template: str) -> str:
     return request.param
 
 
@@ -67,12 +73,12 @@ def prompted(box: Sandbox, agent: str, command: str, cwd: str = "/home/user/work
 def held(box: Sandbox, texts: list[str]) -> list[str]:
     """Where root of a sandbox finds some texts: in all files that have changed since it began, and in the environment and the arguments of every process.
     The memory of another process is closed to root as well."""
-    # The search has them in no argument and no file, and does not find itself.
+    # The search has them in no argument and no file, and does not find itself. Nobody sees the environment of somebody else's processes.
     program = """
 import os, sys
 since, texts = float(sys.argv[1]), [bytes.fromhex(text) for text in sys.argv[2:]]
 found = []
-for directory, below, names in os.walk("/"):
+for directory, below, names in os.walk("/") if os.getuid() == 0 else ():
     if directory == "/":
         # The last two are those of the template: nothing but a build writes there.
         below[:] = [name for name in below if name not in ("proc", "sys", "usr", "opt")]
@@ -103,14 +109,14 @@ for pid in os.listdir("/proc"):
         found += [f"/proc/{pid}/{name}" for text in texts if text in content]
 print("\\n".join(sorted(set(found))))
 """
-    box.files.write("/root/search.py", program, user="root")
+    box.files.write("/opt/search.py", program, user="root")
     since = box.get_info().started_at.timestamp() - 60
-    words = f"python3 /root/search.py {since} {' '.join(text.encode().hex() for text in texts)}"
-    return root(box, words, timeout=within(120)).split()
+    words = f"python3 /opt/search.py {since} {' '.join(text.encode().hex() for text in texts)}"
+    return [line for user in ("root", "user") for line in box.commands.run(words, user=user, timeout=within(120)).stdout.split()]
 
 
 def test_it_works_on_a_repository_with_keys_that_are_nowhere_inside(
-    agent: str, box: Sandbox, host: CodeHost, internet: Internet, secrets: list[str]
+    agent: str, box: Sandbox, host: CodeHost, internet: Internet
 ) -> None:
     host.make(f"acme/{agent}")
     later = internet.mark()
@@ -126,13 +132,16 @@ def test_it_works_on_a_repository_with_keys_that_are_nowhere_inside(
     header, value = KEYS[vendor]
     requests = later(kind="model", host=vendor)
     assert len(requests) >= 2 and {request["headers"][header] for request in requests} == {value}, requests
+    # What else an agent wants of the code host has no token.
+    paths = {event["path"].split("/")[2]: event["authorization"] for event in later(kind="http", host="github.com")}
+    assert {name for name, login in paths.items() if login} == {agent}, paths
     seen = box.files.read("/home/user/seen")
-    assert "placeholder" in seen and not any(secret in seen for secret in secrets)
+    assert "placeholder" in seen and not any(secret in seen for secret in SECRETS)
     background = box.commands.run("exec sleep 600", background=True, envs={"CANARY": "canary-of-the-search"})
-    assert held(box, secrets) == []
+    assert held(box, SECRETS) == []
     # The search finds what is there, in a file and in a process.
-    box.files.write("/home/user/planted", f"x{secrets[-1]}y")
-    found = held(box, [secrets[-1], "canary-of-the-search"])
+    box.files.write("/home/user/planted", f"x{LOGIN}y")
+    found = held(box, [LOGIN, "canary-of-the-search"])
     assert "/home/user/planted" in found and f"/proc/{background.pid}/environ" in found, found
     background.kill()
 
@@ -150,7 +159,7 @@ def test_it_reaches_these_hosts_and_no_other(agent: str, box: Sandbox, internet:
     assert later(kind="model") == []
 
 
-def test_a_wrong_key_is_refused_by_the_vendor(template: str, secrets: list[str], internet: Internet) -> None:
+def test_a_wrong_key_is_refused_by_the_vendor(template: str, internet: Internet) -> None:
     later = internet.mark()
     network = {"allow_out": ["api.openai.com"], "deny_out": ["0.0.0.0/0"]}
     with Sandbox.create("agents", timeout=300, envs={"CODEX_API_KEY": "placeholder"}, network=network) as box:
@@ -171,11 +180,12 @@ def test_the_agents_are_there_and_cannot_change_themselves(template: str) -> Non
         box.commands.run("npm --version && npx --version && git --version && python3 -m venv /tmp/made && /tmp/made/bin/pip --version", timeout=within(60))
 
 
-def test_the_example(host: CodeHost, template: str, secrets: list[str]) -> None:
+def test_the_example(host: CodeHost, template: str) -> None:
     host.make("acme/example")
     task = f"RUN {CHANGE} by-the-example && tail -n 1 README.md END"
-    command = [sys.executable, EXAMPLE, "https://github.com/acme/example", task]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
+    keys = {"OPENAI_API_KEY": model_api.key("api.openai.com"), "GITHUB_TOKEN": TOKEN}
+    command = [sys.executable, EXAMPLE, "acme/example", task]
+    ran = subprocess.run(command, env={**os.environ, **keys}, capture_output=True, text=True, timeout=within(120), check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert SAID in ran.stdout and "by-the-example" in ran.stdout and "README.md | 1 +" in ran.stdout
     assert git(host.root / "acme" / "example.git", "log", "-1", "--format=%s", "agent") == "by-the-example\n"

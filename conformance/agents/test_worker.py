@@ -19,7 +19,6 @@ from e2b.sandbox.sandbox_api import SandboxInfo
 
 from harness.work_queue import TOKEN, Work, WorkQueue
 from harness import model_api
-from harness.internet import Internet
 from harness.model_api import SAID
 from harness.patience import within
 from harness.platform import Platform
@@ -129,7 +128,8 @@ def test_a_worker_that_is_told_to_end_finishes_first(queue: WorkQueue, start: St
     assert not later.done.is_set() and later.given == 0
 
 
-def test_a_worker_of_a_coding_agent(queue: WorkQueue, start: Start, template: str, secrets: list[str], internet: Internet) -> None:
+def test_a_worker_of_a_coding_agent(queue: WorkQueue, start: Start, template: str) -> None:
+    Secret.create("openai-key", model_api.key("api.openai.com"))
     rule = {"transform": {"headers": {"Authorization": f"Bearer {Secret.fill('openai-key')}"}}}
     network = {"rules": {"api.openai.com": [rule]}, "allow_out": ["api.openai.com"], "deny_out": ["0.0.0.0/0"]}
     create = json.dumps({"network": network, "envs": {"CODEX_API_KEY": "placeholder"}})

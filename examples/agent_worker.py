@@ -93,7 +93,7 @@ class Worker:
         renewing = threading.Thread(target=self.renew, args=(path, ended), daemon=True)
         renewing.start()
         try:
-            answer = self.end(work) if work["kind"] == "end" else self.message(work)
+            answer = self.end(work) if work["kind"] == "end" else self.message_or_loss(work)
             self.queue.ask("POST", f"{path}/done", answer)
             print(f"{work['session']}: {work['id']} is done with {answer['code']}", flush=True)
         except Exception as error:
@@ -118,6 +118,15 @@ class Worker:
                 return info.sandbox_id
         return None
 
+    def message_or_loss(self, work: dict[str, str]) -> dict[str, object]:
+        try:
+            return self.message(work)
+        except Exception:
+            if self.found(work["session"]):
+                raise
+            # What was done is gone with the sandbox, so it is not done a second time by itself. The next message begins anew.
+            return {"code": 1, "output": "the sandbox of the session has ended"}
+
     def message(self, work: dict[str, str]) -> dict[str, object]:
         session, ident = work["session"], work["id"]
         if sandbox := self.found(session):
@@ -129,8 +138,8 @@ class Worker:
                 timeout=WORK_S,
                 metadata={"worker": self.options.name, "session": session},
                 lifecycle={"on_timeout": "pause"},
-                # If another one has just created it, this is answered with the same.
-                headers={"Idempotency-Key": f"{self.options.name}-{session}"},
+                # If another one has just created it for the same message, this is answered with the same.
+                headers={"Idempotency-Key": f"{self.options.name}-{ident}"},
                 **json.loads(self.options.create),
             )
         try:

@@ -114,6 +114,17 @@ def test_a_worker_that_is_killed_in_the_middle(queue: WorkQueue, start: Start) -
     assert len(sandboxes("cut")) == 1 and box.files.read("ran") == "changed"
 
 
+def test_a_sandbox_that_is_lost(queue: WorkQueue, start: Start) -> None:
+    start()
+    work = queue.put("lost", "touch begun; exec sleep 1000")
+    info = until(lambda: next(iter(sandboxes("lost")), None), "the sandbox is there", within_s=30)
+    box = Sandbox.connect(info.sandbox_id, timeout=600)
+    until(lambda: box.files.exists("begun"), "the message is being worked at", within_s=30)
+    box.kill()
+    assert answered(work) == (1, "the sandbox of the session has ended")
+    assert answered(queue.put("lost", "ls; echo new")) == (0, "new\n")
+
+
 def test_a_worker_that_is_told_to_end_finishes_first(queue: WorkQueue, start: Start) -> None:
     worker = start()
     work = queue.put("last", "touch begun; while [ ! -e go ]; do sleep 0.05; done; echo done")

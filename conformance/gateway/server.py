@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("small")
 
@@ -36,6 +36,23 @@ def note() -> str:
 @server.prompt(name=f"greet_{sys.argv[1]}")
 def greet(name: str) -> str:
     return f"Greet {name}"
+
+
+@server.tool(name=f"work_{sys.argv[1]}")
+async def work(context: Context) -> str:
+    """Says how far it is, and lines for a log."""
+    for step in (1, 2):
+        await context.report_progress(step, 2, f"step {step}")
+    await context.debug(f"all of it by {sys.argv[1]}", logger_name="worker")
+    await context.error(f"what matters of {sys.argv[1]}", logger_name="worker")
+    return "worked"
+
+
+@server.tool(name=f"grow_{sys.argv[1]}")
+async def grow(context: Context) -> None:
+    """Makes another tool."""
+    server.add_tool(word, name=f"grown_{sys.argv[1]}")
+    await context.notify_tools_changed()
 
 
 server.run()

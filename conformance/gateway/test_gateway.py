@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import mcp_types as types
 import pytest
 from e2b import Sandbox, SandboxException, Template
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from harness import mcp_gateway
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until_async
 
@@ -27,12 +29,13 @@ PYTHON = "/opt/mcp-gateway/environment/bin/python"
 def template(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A template with a small server and a repository, built on that of the recipe, under the name that clients ask for."""
     mcp_gateway.build(platform, tmp_path_factory.mktemp("recipe"))
-    text = (HERE / "server.py").read_text()
+    text, older = (HERE / "server.py").read_text(), (HERE / "older.py").read_text()
     # The repository of a code host, reached as a directory.
     made = (
         Template()
         .from_template("mcp-gateway")
         .run_cmd(f"mkdir -p /srv/small/acme/tools && cat >/srv/small/server.py <<'END'\n{text}\nEND", user="root")
+        .run_cmd(f"cat >/srv/small/older.py <<'END'\n{older}\nEND", user="root")
         .run_cmd(
             "cd /srv/small/acme/tools && cp ../../server.py . && git init -q && git -c user.name=a -c user.email=a@b add . && "
             "git -c user.name=a -c user.email=a@b commit -qm a && chown -R user /srv/small && "
@@ -48,6 +51,7 @@ def small(word: str, **more: object) -> dict[str, object]:
     return {"command": PYTHON, "args": ["/srv/small/server.py", word], **more}
 
 
+OLDER = {"command": PYTHON, "args": ["/srv/small/older.py"]}
 SERVERS = {"one": small("first", env={"SETTING": "s-1"}), "two": small("second")}
 
 
@@ -57,14 +61,14 @@ def box(template: str) -> Iterator[Sandbox]:
         yield made
 
 
-def asked(box: Sandbox, question: Callable[[Client], Awaitable[Any]], token: str | None = None) -> Any:
+def asked(box: Sandbox, question: Callable[[Client], Awaitable[Any]], **options: Any) -> Any:
     """What an official client is answered by the gateway of a sandbox."""
 
     async def ask() -> tuple[Any, MCPError | None]:
         trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
-        headers = {"Authorization": f"Bearer {token or box.get_mcp_token()}"}
+        headers = {"Authorization": f"Bearer {box.get_mcp_token()}"}
         async with httpx2.AsyncClient(verify=trust, headers=headers, timeout=60) as http:
-            async with Client(streamable_http_client(box.get_mcp_url(), http_client=http)) as client:
+            async with Client(streamable_http_client(box.get_mcp_url(), http_client=http), **options) as client:
                 try:
                     return await question(client), None
                 except MCPError as error:
@@ -86,7 +90,9 @@ def called(box: Sandbox, tool: str, **arguments: object) -> str:
 def test_tools_of_all_servers_are_listed_and_called(box: Sandbox) -> None:
     tools = asked(box, lambda client: client.list_tools()).tools
     # Both have `word`, so it has the name of its server before it.
-    assert {tool.name for tool in tools} == {"one__word", "two__word", "add_first", "add_second", "end_first", "end_second"}
+    assert {tool.name for tool in tools} == {"one__word", "two__word", "add_first", "add_second", "end_first", "end_second"} | {
+        f"{what}_{of}" for what in ("work", "grow") for of in ("first", "second")
+    }
     assert next(tool for tool in tools if tool.name == "add_first").input_schema["required"] == ["a", "b"]
     assert called(box, "add_second", a=2, b=3) == "5"
     # They run as the user, and know their own settings.
@@ -122,6 +128,72 @@ def test_a_server_that_ends_is_started_again(box: Sandbox) -> None:
         return await until_async(added, "the server is back", within_s=60)
 
     assert asked(box, until_back) == "8"
+
+
+def test_progress_and_lines_of_a_call(box: Sandbox) -> None:
+    steps: list[tuple[float, float | None, str | None]] = []
+
+    async def step(*values: Any) -> None:
+        steps.append(values)
+
+    for mode, wanted in (("auto", "info"), ("auto", None), ("legacy", "debug"), ("legacy", None)):
+        lines: list[tuple[str, str | None, str]] = []
+        steps.clear()
+
+        async def line(said: Any, lines: list[tuple[str, str | None, str]] = lines) -> None:
+            lines.append((said.level, said.logger, said.data))
+
+        async def work(client: Client, mode: str = mode, wanted: str | None = wanted) -> str:
+            if mode == "legacy" and wanted:
+                await client.set_logging_level(wanted)  # type: ignore[arg-type]
+            return (await client.call_tool("work_second", progress_callback=step)).content[0].text
+
+        assert asked(box, work, mode=mode, logging_callback=line, log_level=wanted) == "worked"
+        assert steps == [(1.0, 2.0, "step 1"), (2.0, 2.0, "step 2")], mode
+        error, debug = ("error", "two/worker", "what matters of second"), ("debug", "two/worker", "all of it by second")
+        # Newer clients say with a call which they want, and none otherwise. Older ones set a level, and get the usual otherwise.
+        assert lines == {("auto", "info"): [error], ("auto", None): [], ("legacy", "debug"): [debug, error], ("legacy", None): [error]}[mode, wanted]
+
+
+def test_changes_of_a_list(template: str) -> None:
+    async def by_listening(client: Client) -> set[str]:
+        await client.list_tools()
+        async with client.listen(tools_list_changed=True) as events:
+            await client.call_tool("grow_first")
+            await asyncio.wait_for(anext(aiter(events)), within(30))
+        return {tool.name for tool in (await client.list_tools()).tools}
+
+    with Sandbox.create(mcp={"one": small("first"), "old": OLDER}, timeout=120) as box:  # type: ignore[arg-type]
+        assert {"grown_first", "older"} < asked(box, by_listening)
+        lines: list[str] = []
+        messages: list[object] = []
+
+        async def line(said: Any) -> None:
+            lines.append(f"{said.logger}: {said.data}")
+
+        async def message(said: object) -> None:
+            messages.append(said)
+
+        async def by_a_stream(client: Client) -> set[str]:
+            steps: list[str | None] = []
+
+            async def step(done: float, total: float | None, what: str | None) -> None:
+                steps.append(what)
+
+            assert "older_grown" not in {tool.name for tool in (await client.list_tools()).tools}
+            assert (await client.call_tool("older", progress_callback=step)).content[0].text == "done"
+            assert steps == ["half"]
+
+            async def changed() -> bool:
+                return any(isinstance(said, types.ToolListChangedNotification) for said in messages)
+
+            await until_async(changed, "the client is told that the tools have changed", within_s=30)
+            # It is a tool that can be called.
+            return {tool.name for tool in (await client.list_tools()).tools}
+
+        assert "older_grown" in asked(box, by_a_stream, mode="legacy", message_handler=message, logging_callback=line)
+        # Of an older server, the gateway wants every line.
+        assert lines == ["old: level debug"]
 
 
 def test_only_who_has_the_token_is_answered(box: Sandbox) -> None:

@@ -1,5 +1,5 @@
 """Every program of `examples/` that needs the plain SDK alone, as it is, in a process of its own. Those of the code interpreter
-and the desktop are in the suites `codeint` and `desktop`."""
+and the desktop are in the suites `codeint` and `desktop`, those of agents in `agents`."""
 
 from __future__ import annotations
 

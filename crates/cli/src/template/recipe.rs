@@ -145,6 +145,7 @@ const CARRIED: &[Carried] = &[
             "gateway/mcp_gateway/__main__.py",
             "gateway/mcp_gateway/configuration.py",
             "gateway/mcp_gateway/joined.py",
+            "gateway/mcp_gateway/passed.py",
             "gateway/mcp_gateway/serve.py",
             "mcp-gateway",
             "requirements.txt",

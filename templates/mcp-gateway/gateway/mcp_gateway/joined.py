@@ -17,9 +17,13 @@ from typing import Any
 import mcp_types as types
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.server.lowlevel import NotificationOptions
 from mcp.server.lowlevel import Server as Served
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_gateway.configuration import Server
+from mcp_gateway.passed import KINDS, Asking, Calls, Passed, progress
 
 LOGS = Path("/var/log/mcp-gateway")
 # Servers are programs of others, and know neither the token nor the settings of their neighbours.
@@ -38,8 +42,10 @@ def environment(own: dict[str, str]) -> dict[str, str]:
 class Upstream:
     """One server, which runs for as long as the task of `run` does."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, passed: Passed) -> None:
         self.server = server
+        self.passed = passed
+        self.calls = Calls(server.name, passed)
         self.client: Client | None = None
         # Set when the first start has succeeded or failed.
         self.tried = asyncio.Event()
@@ -61,15 +67,58 @@ class Upstream:
             self._ended.clear()
             try:
                 with open(self.log, "a") as log:
-                    async with Client(stdio_client(given, errlog=log)) as self.client:
+                    client = Client(
+                        stdio_client(given, errlog=log),
+                        logging_callback=self.calls.line,
+                        # Clients of the gateway say which of the lines they want.
+                        log_level="debug",
+                        message_handler=self._told,
+                    )
+                    async with client as self.client:
+                        if self.tried.is_set():
+                            # It has been started again, and may be another version of itself.
+                            self.passed.changed(*KINDS)
                         self.tried.set()
-                        await self._ended.wait()
+                        await self._listen(client)
             except Exception as error:
                 self.failure = f"{type(error).__name__}: {error}"
             self.client = None
             self.tried.set()
             # One that ends at once must not take the processor.
             await asyncio.sleep(1)
+
+    async def _listen(self, client: Client) -> None:
+        """Hears of changes until the server has ended."""
+        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            # Those come by themselves; the level has to be set, if the server has levels.
+            if client.server_capabilities.logging:
+                with contextlib.suppress(MCPError):
+                    await client.set_logging_level("debug")
+            await self._ended.wait()
+            return
+        listening = asyncio.create_task(self._subscribe(client))
+        try:
+            await self._ended.wait()
+        finally:
+            listening.cancel()
+            await asyncio.wait([listening])
+
+    async def _subscribe(self, client: Client) -> None:
+        # A server that has nothing to say refuses.
+        with contextlib.suppress(MCPError, SubscriptionLost):
+            async with client.listen(tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True) as events:
+                async for event in events:
+                    self.passed.changed(next(kind for kind, (of, _) in KINDS.items() if isinstance(event, of)))
+
+    async def _told(self, message: object) -> None:
+        """What an older server says by itself."""
+        match message:
+            case types.ToolListChangedNotification():
+                self.passed.changed("tools")
+            case types.PromptListChangedNotification():
+                self.passed.changed("prompts")
+            case types.ResourceListChangedNotification():
+                self.passed.changed("resources")
 
     async def ask(self, question: Callable[[Client], Awaitable[Any]]) -> Any:
         """What the server answers. If it answers nothing any more, it is started again."""
@@ -101,13 +150,23 @@ class Upstream:
         return found
 
 
+class Announcing(Served[Any]):
+    """A server that says to older clients as well that it tells them of changes."""
+
+    def create_initialization_options(self, _: Any = None, *more: Any, **named: Any) -> Any:
+        options = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return super().create_initialization_options(options, *more, **named)
+
+
 class Joined:
     """All servers as one."""
 
-    def __init__(self, upstreams: list[Upstream]) -> None:
+    def __init__(self, upstreams: list[Upstream], passed: Passed) -> None:
         self.upstreams = upstreams
+        self.passed = passed
         # What was last listed, by kind, so that a call need not ask all servers again.
         self._listed: dict[str, dict[str, tuple[Upstream, Any]]] = {}
+        passed.forget = lambda kind: self._listed.pop(kind, None)
 
     async def named(self, kind: str) -> dict[str, tuple[Upstream, Any]]:
         """Tools or prompts by the names that they have here."""
@@ -134,9 +193,14 @@ class Joined:
         found = await self.named("tools")
         return types.ListToolsResult(tools=[item.model_copy(update={"name": name}) for name, (_, item) in found.items()])
 
-    async def call_tool(self, _: Any, call: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(self, asking: Asking, call: types.CallToolRequestParams) -> types.CallToolResult:
         upstream, tool = await self.one("tools", call.name)
-        return await upstream.ask(lambda client: client.call_tool(tool.name, call.arguments))
+
+        async def tell(done: float, total: float | None, message: str | None) -> None:
+            await progress(asking, done, total, message)
+
+        with upstream.calls.during(asking):
+            return await upstream.ask(lambda client: client.call_tool(tool.name, call.arguments, progress_callback=tell))
 
     async def list_prompts(self, _: Any, __: Any) -> types.ListPromptsResult:
         found = await self.named("prompts")
@@ -165,8 +229,13 @@ class Joined:
                     return await upstream.ask(lambda client: client.read_resource(uri))
         raise MCPError(types.INVALID_PARAMS, f"there is no resource {uri!r}")
 
+    async def _seen(self, asking: Asking, on: Callable[[Asking], Awaitable[Any]]) -> Any:
+        self.passed.seen(asking)
+        return await on(asking)
+
     def served(self) -> Served[Any]:
-        return Served(
+        """The server that clients of the gateway see."""
+        made = Announcing(
             "mcp-gateway",
             on_list_tools=self.list_tools,
             on_call_tool=self.call_tool,
@@ -175,4 +244,8 @@ class Joined:
             on_list_resources=self.list_resources,
             on_list_resource_templates=self.list_resource_templates,
             on_read_resource=self.read_resource,
+            on_subscriptions_listen=self.passed.listening,
+            on_set_logging_level=self.passed.set_level,
         )
+        made.middleware.append(self._seen)
+        return made

@@ -18,6 +18,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from mcp_gateway.configuration import Server
 from mcp_gateway.joined import LOGS, Joined, Upstream
+from mcp_gateway.passed import Passed
 
 PORT = 50005
 TAIL = 2000
@@ -49,10 +50,11 @@ def say(word: str) -> None:
 
 
 async def serve(servers: list[Server], token: str, listener: socket.socket) -> int:
-    upstreams = [Upstream(server) for server in servers]
+    passed = Passed()
+    upstreams = [Upstream(server, passed) for server in servers]
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    running = [asyncio.create_task(upstream.run()) for upstream in upstreams]
+    running = [asyncio.create_task(each.run()) for each in (passed, *upstreams)]
     for upstream in upstreams:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(upstream.tried.wait(), begun + START_S - loop.time())
@@ -61,7 +63,7 @@ async def serve(servers: list[Server], token: str, listener: socket.socket) -> i
             said = upstream.log.read_text(errors="replace")[-TAIL:].strip()
             say(f"the server {upstream.server.name} did not start: {upstream.failure}" + (f"; it said: {said}" if said else ""))
             return 1
-    app = Joined(upstreams).served().streamable_http_app(
+    app = Joined(upstreams, passed).served().streamable_http_app(
         # Names of sandboxes are not known here, and nobody without the token is answered whatever name was used.
         host="0.0.0.0",
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),

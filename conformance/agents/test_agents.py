@@ -30,7 +30,7 @@ AGENTS = {
     "codex": ("api.openai.com", "CODEX_API_KEY", "codex exec --dangerously-bypass-approvals-and-sandbox --"),
     "claude": ("api.anthropic.com", "ANTHROPIC_API_KEY", "claude --dangerously-skip-permissions -p --"),
     "gemini": ("generativelanguage.googleapis.com", "GEMINI_API_KEY", "gemini --skip-trust --yolo -m gemini-2.5-flash -p"),
-    "opencode": ("api.anthropic.com", "ANTHROPIC_API_KEY", "opencode run -m anthropic/claude-sonnet-4-5 --"),
+    "opencode": ("api.anthropic.com", "ANTHROPIC_API_KEY", "opencode run --auto -m anthropic/claude-sonnet-4-5 --"),
 }
 # Agents think that they know who they are; a repository wants it from whoever commits.
 CHANGE = "git config user.name agent && git config user.email agent@example.com && echo changed >>README.md && git commit -qam"

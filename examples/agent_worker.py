@@ -11,7 +11,7 @@ What it needs of a queue, over HTTP with `Authorization: Bearer QUEUE_TOKEN`:
 
     GET  /work?wait=SECONDS   {"id", "session", "kind": "message" or "end", "text"}, or 204 if there is none in that time. The next one of a
                               session is given out when the one before is done, and one that nobody renews for a minute, again.
-    POST /work/ID/renew       it is being worked at; 404 or 410: it is somebody else's by now
+    POST /work/ID/renew       it is being worked at; 404 or 410: another worker has done it
     POST /work/ID/done        {"code", "output"}
 """
 

@@ -73,7 +73,7 @@ def prompted(box: Sandbox, agent: str, command: str, cwd: str = "/home/user/work
 def held(box: Sandbox, texts: list[str]) -> list[str]:
     """Where root of a sandbox finds some texts: in all files that have changed since it began, and in the environment and the arguments of every process.
     The memory of another process is closed to root as well."""
-    # The search has them in no argument and no file, and does not find itself. Nobody sees the environment of somebody else's processes.
+    # The search has them in no argument and no file, and does not find itself. Only the user of a process sees its environment.
     program = """
 import os, sys
 since, texts = float(sys.argv[1]), [bytes.fromhex(text) for text in sys.argv[2:]]

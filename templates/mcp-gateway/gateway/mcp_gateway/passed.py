@@ -48,7 +48,7 @@ class Passed:
         self.forget: Callable[[str], object] = lambda _: None
 
     def seen(self, asking: Asking) -> None:
-        """Somebody asks something, and is to hear of changes from now on."""
+        """A client asks something, and is to hear of changes from now on."""
         if ident := session(asking):
             self._clients[ident] = asking.session
             self._clients.move_to_end(ident)

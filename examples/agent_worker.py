@@ -93,7 +93,7 @@ class Worker:
         renewing = threading.Thread(target=self.renew, args=(path, ended), daemon=True)
         renewing.start()
         try:
-            answer = self.end(work) if work["kind"] == "end" else self.message_or_loss(work)
+            answer = self.end(work) if work["kind"] == "end" else self.message(work)
             self.queue.ask("POST", f"{path}/done", answer)
             print(f"{work['session']}: {work['id']} is done with {answer['code']}", flush=True)
         except Exception as error:
@@ -118,15 +118,6 @@ class Worker:
                 return info.sandbox_id
         return None
 
-    def message_or_loss(self, work: dict[str, str]) -> dict[str, object]:
-        try:
-            return self.message(work)
-        except Exception:
-            if self.found(work["session"]):
-                raise
-            # What was done is gone with the sandbox, so it is not done a second time by itself. The next message begins anew.
-            return {"code": 1, "output": "the sandbox of the session has ended"}
-
     def message(self, work: dict[str, str]) -> dict[str, object]:
         session, ident = work["session"], work["id"]
         if sandbox := self.found(session):
@@ -143,9 +134,18 @@ class Worker:
                 **json.loads(self.options.create),
             )
         try:
-            name = shlex.quote(urllib.parse.quote(ident, safe=""))
-            box.files.write(f".worker/{urllib.parse.quote(ident, safe='')}.message", work["text"])
-            ran = box.commands.run(f"sh -c {shlex.quote(ONCE)} sh {name} {shlex.quote(self.options.command)}", timeout=WORK_S)
+            return self.run_once(box, ident, work["text"])
+        except Exception:
+            if self.found(session):
+                raise
+            # What was done is gone with the sandbox, so it is not done a second time by itself. The next message begins anew.
+            return {"code": 1, "output": "the sandbox of the session has ended"}
+
+    def run_once(self, box: Sandbox, ident: str, text: str) -> dict[str, object]:
+        name = urllib.parse.quote(ident, safe="")
+        try:
+            box.files.write(f".worker/{name}.message", text)
+            ran = box.commands.run(f"sh -c {shlex.quote(ONCE)} sh {shlex.quote(name)} {shlex.quote(self.options.command)}", timeout=WORK_S)
             return {"code": 0, "output": ran.stdout}
         except CommandExitException as failed:
             return {"code": failed.exit_code, "output": failed.stdout + failed.stderr}

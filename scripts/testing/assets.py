@@ -165,6 +165,7 @@ ALL = (
         ("desktop_packages_into",),
         program="try",
         trial=("simulate",),
+        variables=("desktop_compression",),
         files=("templates/desktop/Dockerfile",),
     ),
     *(node_modules(f"javascript-{version}", f"conformance/javascript/{version}") for version in ("2.51.0", "2.49.0", "2.8.4")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import zmq
@@ -16,8 +17,23 @@ from code_interpreter_kernel import formatters, variables
 WAITING = 16
 
 
+class NoThread:
+    """Stands for the thread that hands messages to subshells, which clients of the server cannot ask for. Without it, the kernel
+    reads its socket itself; it wants to know from which thread it was made all the same."""
+
+    parent_thread = threading.main_thread()
+
+    def __bool__(self) -> bool:
+        return False
+
+
 class CellKernel(IPythonKernel):
     """A kernel whose cells have variables of their own."""
+
+    # It sleeps before each reply, for clients that take the reply for the end of the output. The server waits for both.
+    _execute_sleep = 0
+    # Of the thread that is not there.
+    _supports_kernel_subshells = False
 
     async def do_execute(self, *arguments: Any, cell_meta: Any = None, cell_id: Any = None, **options: Any) -> Any:
         """Runs a cell with what its metadata says about variables."""
@@ -37,6 +53,17 @@ class App(IPKernelApp):
         context.setsockopt(zmq.SNDHWM, WAITING)
         context.setsockopt(zmq.XPUB_NODROP, 1)
         super().init_iopub(context)
+
+    def init_control(self, context: zmq.Context[Any]) -> None:
+        """Opens the socket for requests that are no cells."""
+        super().init_control(context)
+        self.shell_channel_thread = NoThread()
+
+    def init_kernel(self) -> None:
+        """Makes the kernel and its shell."""
+        # Cells wait for each other's commits to a database of all that was ever typed. `In`, `Out` and `%history` do without.
+        self.config.HistoryManager.enabled = False
+        super().init_kernel()
 
     def init_shell(self) -> None:
         """Prepares what cells find."""

@@ -28,6 +28,12 @@ class BoundedStream(OutStream):
             self._send()
         return written
 
+    def flush(self) -> None:
+        """Sends what was written. The kernel asks for it six times in a cell, and each time is a round through the thread, so it is
+        left out where nothing is unsent: messages that follow go through the same thread, behind what it is sending."""
+        if self._buffers:
+            super().flush()
+
     def _send(self) -> None:
         thread = self.pub_thread.thread
         if thread is None or not thread.is_alive() or thread is threading.current_thread():

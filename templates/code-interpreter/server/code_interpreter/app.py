@@ -30,6 +30,8 @@ CORS = {
 }
 # Seconds until the first sign of life of a cell that has to wait.
 FIRST_S = 0.5
+# Seconds that a line waits for the next, and bytes that need not.
+TOGETHER_S, TOGETHER = 0.002, 1 << 16
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # What each failure is for a client. 502 means to clients that the sandbox has gone, so it is none of these.
 STATUS: dict[type[Exception], int] = {
@@ -122,9 +124,9 @@ class Interpreter:
             answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store", **CORS})
             await answer.prepare(request)
             async with aclosing(context.run(asked.code, Environment(sandbox, asked.env_vars))) as said:
-                await self._stream(answer, said)
-            await answer.write(events.line(events.END))
-            await answer.write_eof()
+                left = await self._stream(answer, said)
+            async with asyncio.timeout(self._bounds.stalled_s):
+                await answer.write_eof(left + events.line(events.END))
         except Exception:
             # The headers are gone, so that only the connection can say that something is wrong.
             LOG.exception("a stream was cut")
@@ -135,15 +137,20 @@ class Interpreter:
             self._executions -= 1
         return answer
 
-    async def _stream(self, answer: web.StreamResponse, said: AsyncGenerator[Event, None]) -> None:
-        """Writes events as the client takes them, and a sign of life where there are none."""
-        # The first one comes soon, because headers are on the way with the first line.
+    async def _stream(self, answer: web.StreamResponse, said: AsyncGenerator[Event, None]) -> bytes:
+        """Writes events as the client takes them, and a sign of life where there are none. Returns what is unwritten at the end.
+
+        Lines that come at nearly the same time are written together: each write costs everybody on the way a turn.
+        """
+        # The first sign of life comes soon, because headers are on the way with the first line.
         patience = FIRST_S
+        lines = bytearray()
         while True:
             following = asyncio.ensure_future(anext(said, None))
             try:
-                while not (await asyncio.wait({following}, timeout=patience))[0]:
-                    await self._write(answer, events.KEEPALIVE)
+                while not (await asyncio.wait({following}, timeout=TOGETHER_S if lines else patience))[0]:
+                    await self._write(answer, lines or events.line(events.KEEPALIVE))
+                    lines = bytearray()
                     patience = self._bounds.keepalive_s
             except BaseException:
                 following.cancel()
@@ -151,10 +158,13 @@ class Interpreter:
                 raise
             event = following.result()
             if event is None:
-                return
-            await self._write(answer, event)
-            patience = self._bounds.keepalive_s
+                return bytes(lines)
+            lines += events.line(event)
+            if len(lines) >= TOGETHER:
+                await self._write(answer, lines)
+                lines = bytearray()
+                patience = self._bounds.keepalive_s
 
-    async def _write(self, answer: web.StreamResponse, event: Event) -> None:
+    async def _write(self, answer: web.StreamResponse, lines: bytes | bytearray) -> None:
         async with asyncio.timeout(self._bounds.stalled_s):
-            await answer.write(events.line(event))
+            await answer.write(bytes(lines))

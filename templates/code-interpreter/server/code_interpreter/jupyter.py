@@ -2,11 +2,16 @@
 
 The sockets hold few messages. A kernel that is ahead of its client waits in the middle of its output, which needs the kernel's
 side not to drop messages: that of Python is told so in `code_interpreter_kernel`.
+
+Processes and requests are those of `jupyter_client`. Answers are read here, when they are wanted, because its channels take
+several turns of the loop and a parsed date for each: a short cell has five messages, and what it takes is mostly theirs. Signatures
+are not looked at, since whoever can reach the sockets can read the key as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import tempfile
@@ -16,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import zmq.asyncio
-from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.session import DELIM
 
 from code_interpreter import events
 from code_interpreter.bounds import Bounds
@@ -29,6 +34,9 @@ from code_interpreter.kernel import Environment, Kernel, KernelDied, KernelFaile
 WAITING = 16
 # Seconds between two looks at whether a silent kernel is alive.
 LOOK_S = 0.25
+# Seconds after which a kernel that starts is asked again whether it is there: its answer is lost before it knows its listeners.
+ASK_S = 0.25
+Message = Mapping[str, Any]
 
 
 class Manager(AsyncKernelManager):
@@ -50,21 +58,19 @@ class JupyterKernel(Kernel):
         self._cwd = cwd
         self._bounds = bounds
         self._manager: Manager | None = None
-        self._client: AsyncKernelClient | None = None
         self._context: zmq.asyncio.Context | None = None
         self._sockets: Path | None = None
+        # For requests and their replies, and for output.
+        self._shell: zmq.Socket[bytes] | None = None
+        self._output: zmq.Socket[bytes] | None = None
         # The message that asked for the running cell, and which of the two signs of its end were seen.
         self._running = ""
         self._is_idle = self._is_replied = False
-        self._reply: asyncio.Task[dict[str, Any]] | None = None
-        self._next: asyncio.Task[dict[str, Any]] | None = None
+        self._woken = asyncio.Event()
 
     async def start(self) -> None:
         self._sockets = Path(tempfile.mkdtemp(prefix="rf-kernel-"))
-        # Shared by the sockets of this kernel alone, because the bounds are options of it.
         self._context = zmq.asyncio.Context(io_threads=1)
-        self._context.setsockopt(zmq.RCVHWM, WAITING)
-        self._context.setsockopt(zmq.LINGER, 0)
         self._manager = Manager(
             transport="ipc",
             ip=str(self._sockets / "s"),
@@ -74,20 +80,44 @@ class JupyterKernel(Kernel):
         self._manager.command = self._command
         try:
             await self._manager.start_kernel(cwd=directory(self._cwd), env=self._variables)
-            self._client = self._manager.client(context=self._context)
-            self._client.start_channels(stdin=False, hb=False)
-            await self._client.wait_for_ready(timeout=self._bounds.start_s)
+            # Sockets that do not wait by themselves.
+            plain = zmq.Context.shadow(self._context.underlying)
+            self._shell, self._output = plain.socket(zmq.DEALER), plain.socket(zmq.SUB)
+            for socket, channel in ((self._shell, "shell"), (self._output, "iopub")):
+                socket.linger = 0
+                socket.rcvhwm = WAITING
+                if channel == "iopub":
+                    socket.subscribe(b"")
+                socket.connect(self._manager._make_url(channel))
+            async with asyncio.timeout(self._bounds.start_s):
+                await self._ready()
         except Exception as failed:
             await self.stop()
-            raise KernelFailed(f"the kernel did not start: {failed}") from failed
+            text = "it does not answer" if isinstance(failed, TimeoutError) else str(failed)
+            raise KernelFailed(f"the kernel did not start: {text}") from failed
 
-    def _parts(self) -> tuple[Manager, AsyncKernelClient]:
-        if self._manager is None or self._client is None:
+    async def _ready(self) -> None:
+        """Returns when the kernel has answered, on both sockets."""
+        while True:
+            self._ask("kernel_info_request", {}, {})
+            try:
+                async with asyncio.timeout(ASK_S):
+                    return await self.drain()
+            except TimeoutError:
+                pass
+
+    def _parts(self) -> tuple[Manager, zmq.Socket[bytes], zmq.Socket[bytes]]:
+        if self._manager is None or self._shell is None or self._output is None:
             raise KernelDied("the kernel is not running")
-        return self._manager, self._client
+        return self._manager, self._shell, self._output
+
+    def _ask(self, kind: str, content: dict[str, Any], metadata: dict[str, Any]) -> None:
+        manager, shell, _ = self._parts()
+        message = manager.session.send(shell, kind, content, metadata=metadata)
+        self._running = message["header"]["msg_id"]
+        self._is_idle = self._is_replied = False
 
     async def execute(self, code: str, environment: Environment) -> AsyncGenerator[Event, None]:
-        _, client = self._parts()
         content = {
             "code": code,
             "silent": False,
@@ -97,11 +127,7 @@ class JupyterKernel(Kernel):
             "stop_on_error": True,
         }
         # Kernels that know nothing of it ignore metadata.
-        metadata = {"ringfence": {"sandbox": dict(environment.sandbox), "call": dict(environment.call)}}
-        message = client.session.msg("execute_request", content, metadata=metadata)
-        self._running = message["header"]["msg_id"]
-        self._is_idle = self._is_replied = False
-        client.shell_channel.send(message)
+        self._ask("execute_request", content, {"ringfence": {"sandbox": dict(environment.sandbox), "call": dict(environment.call)}})
         has_failed = False
         async with aclosing(self._until_idle()) as all_said:
             async for said in all_said:
@@ -117,38 +143,47 @@ class JupyterKernel(Kernel):
         async for _ in self._until_idle():
             pass
 
-    async def _until_idle(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def _until_idle(self) -> AsyncGenerator[Message, None]:
         """Messages about the running cell until both its reply and the idle status were there: they arrive on different
-        sockets. What is being received when the caller goes away is kept for `drain`."""
-        manager, client = self._parts()
+        sockets."""
+        manager, shell, output = self._parts()
         if not self._running:
             return
         while not (self._is_idle and self._is_replied):
-            if self._next is None:
-                self._next = asyncio.ensure_future(client.get_iopub_msg())
-            if self._reply is None and not self._is_replied:
-                self._reply = asyncio.ensure_future(client.get_shell_msg())
-            waiting = {task for task in (self._next, self._reply) if task is not None}
-            done, _ = await asyncio.wait(waiting, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            if not done and not await manager.is_alive():
-                raise KernelDied("the kernel has ended")
             # Output first: what it says precedes the reply.
-            if self._next in done:
-                message = self._next.result()
-                self._next = None
-                if message["parent_header"].get("msg_id") == self._running:
-                    self._is_idle |= is_idle(message)
-                    yield message
-            if self._reply is not None and self._reply in done:
-                message = self._reply.result()
-                self._reply = None
-                if message["parent_header"].get("msg_id") == self._running:
-                    self._is_replied = True
-                    yield message
+            message, is_reply = received(output, self._running), False
+            if message is None:
+                message, is_reply = received(shell, self._running), True
+            if message is None:
+                if not await self._wait(shell, output) and not await manager.is_alive():
+                    raise KernelDied("the kernel has ended")
+                continue
+            if is_reply:
+                self._is_replied = True
+            else:
+                self._is_idle |= is_idle(message)
+            yield message
         self._running = ""
 
+    async def _wait(self, *sockets: zmq.Socket[bytes]) -> bool:
+        """Returns when a socket may have something, or after a time in which a kernel may have died. Says which of the two it is.
+        Descriptors of these sockets tell of what is new, so that they have been found empty before."""
+        loop = asyncio.get_running_loop()
+        self._woken.clear()
+        for socket in sockets:
+            loop.add_reader(socket.fileno(), self._woken.set)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        finally:
+            for socket in sockets:
+                loop.remove_reader(socket.fileno())
+        return True
+
     async def interrupt(self) -> None:
-        manager, _ = self._parts()
+        manager, _, _ = self._parts()
         await manager.interrupt_kernel()
 
     async def kill(self) -> None:
@@ -156,28 +191,41 @@ class JupyterKernel(Kernel):
             await self._manager.signal_kernel(signal.SIGKILL)
 
     async def stop(self) -> None:
-        for task in (self._next, self._reply):
-            if task is not None:
-                task.cancel()
-        self._next = self._reply = None
         self._running = ""
-        if self._client is not None:
-            self._client.stop_channels()
+        for socket in (self._shell, self._output):
+            if socket is not None:
+                socket.close(linger=0)
         if self._manager is not None and self._manager.has_kernel:
             await self._manager.shutdown_kernel(now=True)
         if self._context is not None:
             self._context.destroy(linger=0)
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
-        self._manager = self._client = self._context = self._sockets = None
+        self._manager = self._shell = self._output = self._context = self._sockets = None
 
 
-def is_idle(message: Mapping[str, Any]) -> bool:
+def received(socket: zmq.Socket[bytes], about: str) -> Message | None:
+    """A message about a request that a socket has. Others are dropped."""
+    while True:
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        # Identities, a delimiter, a signature, and four parts of JSON.
+        try:
+            header, parent, _, content = frames[frames.index(DELIM) + 2 :][:4]
+            if json.loads(parent).get("msg_id") == about:
+                return {"msg_type": json.loads(header)["msg_type"], "content": json.loads(content)}
+        except (ValueError, KeyError, AttributeError) as failed:
+            raise KernelDied("the kernel says what is no message") from failed
+
+
+def is_idle(message: Message) -> bool:
     """Whether a message says that nothing runs."""
     return message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
 
 
-def translated(message: Mapping[str, Any]) -> list[Event]:
+def translated(message: Message) -> list[Event]:
     """The events of a message of Jupyter. Most of its kinds have none."""
     content = message["content"]
     match message["msg_type"]:

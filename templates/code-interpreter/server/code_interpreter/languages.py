@@ -40,7 +40,8 @@ class Languages:
         """The language that a client means."""
         name = (language or "").strip().lower()
         name = ALIASES.get(name, name)
-        if name not in self.names():
+        # The others are looked for, because a cell may have installed them.
+        if name != "python" and name not in self.names():
             raise UnknownLanguage(f"the language {name[:40]!r} is not in this template, which has {', '.join(self.names())}")
         return name
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 
-from e2b import NotFoundException
+from e2b import NotFoundException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
@@ -34,6 +35,13 @@ def main() -> None:
         found["data"] = box.run_code("import pandas as pd; pd.DataFrame({'a': [1, 2]})").results[0].data
         found["json"] = box.run_code("{'k': [1]}").results[0].json
         found["html"] = box.run_code("from IPython.display import HTML; HTML('<b>x</b>')").results[0].html
+        begun = time.monotonic()
+        try:
+            box.run_code("while True: pass", timeout=1)
+        except TimeoutException:
+            found["timeout"] = "Timeout"
+        # This client counts from the last line that it got, so that a sign of life would prolong it.
+        found["patience"] = round(time.monotonic() - begun, 1)
         found["after"] = box.run_code("'alive'").text
         said: list[str] = []
         box.run_code(

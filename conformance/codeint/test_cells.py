@@ -119,5 +119,34 @@ def test_typescript(shared: Sandbox) -> None:
 
 
 def test_a_language_that_is_not_there_is_refused_at_once(shared: Sandbox) -> None:
-    with pytest.raises(Exception, match="'cobol' is not in this template, which has python, bash, javascript, typescript"):
+    with pytest.raises(Exception, match="'cobol' is not in this template, which has python, bash, javascript, typescript$"):
         shared.run_code("DISPLAY 1", language="cobol")
+    for language in ("r", "Java"):
+        with pytest.raises(Exception, match=f"'{language.lower()}' is not in this template.*build argument LANGUAGES={language.lower()}"):
+            shared.run_code("1", language=language)
+
+
+def test_cells_are_numbered_and_found_again(box: Sandbox) -> None:
+    """Without the database of cells that the kernel does without."""
+    assert box.run_code("'first'").text == "first"
+    assert box.run_code("(In[1], Out[1], _)").text == '("\'first\'", \'first\', \'first\')'
+    assert "".join(box.run_code("%history").logs.stdout).splitlines()[0] == "'first'"
+    assert not box.files.exists("/root/.ipython/profile_default/history.sqlite")
+
+
+WHO = {"python": "import os; print(os.getuid(), os.environ['HOME'], os.getcwd())", "bash": "echo $(id -u) $HOME $PWD", "js": "console.log(process.getuid(), process.env.HOME, process.cwd())"}
+
+
+@pytest.mark.parametrize("language", WHO)
+def test_cells_run_as_root_in_the_directory_of_the_user(shared: Sandbox, language: str) -> None:
+    assert shared.run_code(WHO[language], language=language).logs.stdout == ["0 /root /home/user\n"]
+    # Commands are those of the user all the same.
+    assert shared.commands.run("id -un").stdout == "user\n"
+
+
+def test_cells_run_as_the_user_where_the_template_says_so(box: Sandbox) -> None:
+    command = "CODE_INTERPRETER_CELLS=user exec /opt/code-interpreter/start --port 50123 --no-agent"
+    box.commands.run(command, background=True)
+    ask = "curl --silent --retry 60 --retry-connrefused --retry-delay 1 http://127.0.0.1:50123/execute --data"
+    said = box.commands.run(f"""{ask} '{{"code": "import os; print(os.getuid(), os.environ[\\"HOME\\"])"}}'""", timeout=120).stdout
+    assert '"text":"1000 /home/user\\n"' in said, said

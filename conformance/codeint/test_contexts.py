@@ -25,7 +25,7 @@ def test_contexts_are_made_listed_restarted_and_removed(box: Sandbox) -> None:
         with pytest.raises(NotFoundException):
             call(made)
     # A directory that cannot be entered is what was asked for, and a removed default context is made again.
-    assert box.create_code_context(cwd="/root", language="bash").cwd == "/root"
+    assert box.create_code_context(cwd="/nowhere", language="bash").cwd == "/nowhere"
     for context in box.list_code_contexts():
         box.remove_code_context(context)
     assert box.run_code("1 + 1").text == "2"

@@ -135,6 +135,25 @@ def test_only_the_token_of_the_sandbox_runs_cells(box: Sandbox, shared: Sandbox)
     assert right.text.isascii()
 
 
+def test_contexts_are_open_to_who_reaches_the_port_and_the_port_can_be_closed(box: Sandbox) -> None:
+    """No published client sends the token of the sandbox with requests about contexts, so the token of its traffic is what closes
+    them; clients send that one always."""
+    port = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999"}
+    seen = httpx.get(f"{box._jupyter_url}/contexts", headers=port)
+    assert seen.status_code == 200 and [sorted(each) for each in seen.json()] == [["cwd", "id", "language"]] * 2
+    with Sandbox.create(timeout=120, network={"allow_public_traffic": False}) as closed:
+        port["E2b-Sandbox-Id"] = closed.sandbox_id
+        for headers in ({}, {"E2B-Traffic-Access-Token": "wrong"}, {"X-Access-Token": closed._envd_access_token or ""}):
+            for method, path in (("GET", "contexts"), ("POST", "contexts"), ("POST", "execute"), ("GET", "health")):
+                answer = httpx.request(method, f"{closed._jupyter_url}/{path}", headers={**port, **headers}, json={"code": "1"})
+                assert answer.status_code == 403, (headers, method, path, answer.text)
+        assert closed.run_code("1 + 1").text == "2"
+        context = closed.create_code_context()
+        closed.restart_code_context(context)
+        assert [each.id for each in closed.list_code_contexts()][2:] == [context.id]
+        closed.remove_code_context(context)
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -37,8 +37,8 @@ def context(directory: Path) -> Path:
     return made
 
 
-def build(platform: Platform, directory: Path, *options: str) -> str:
+def build(platform: Platform, directory: Path, *options: str, timeout_s: float = 300) -> str:
     """Builds the template on a platform, and returns the log. The recipe has its name, its sizes and its commands."""
-    done = platform.run("template", "build", *options, str(context(directory)), timeout_s=within(300))
+    done = platform.run("template", "build", *options, str(context(directory)), timeout_s=within(timeout_s))
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stderr

@@ -84,9 +84,9 @@ def files(directory: str, *names: str) -> tuple[str, ...]:
 
 BESIDE = ("-m", "not alone")
 ALONE = ("-m", "alone")
-# Files that run in the long form alone: two systems and an image are fetched from a mirror, for minutes; and an older desktop client,
-# which runs the same commands in a sandbox as the newer one.
-LONG_ONLY = frozenset({"install/test_install.py", "desktop/test_older.py"})
+# Files that run in the long form alone: systems and images are fetched from a mirror, for minutes; and an older desktop client, which
+# runs the same commands in a sandbox as the newer one.
+LONG_ONLY = frozenset({"install/test_install.py", "desktop/test_older.py", "codeint/test_debian.py"})
 CONFORMANCE = Path(__file__).resolve().parents[2] / "conformance"
 
 
@@ -272,8 +272,9 @@ ALL: tuple[Suite, ...] = (
     node(
         "codeint",
         # Over HTTPS, because the older client finds a port by its name alone.
-        ("--tls", "--criu", "codeint"),
+        ("--tls", "--criu", *files("codeint", "cells", "clients", "contexts", "life", "results")),
         "codeint",
+        long_only=("-s", "--tls", "--criu", "codeint"),
         seconds=120,
         names=True,
         python="python-codeint-2.11.5",

@@ -28,8 +28,6 @@ CORS = {
     "Access-Control-Allow-Headers": "*",
     "Access-Control-Expose-Headers": "*",
 }
-# Seconds until the first sign of life of a cell that has to wait.
-FIRST_S = 0.5
 # Seconds that a line waits for the next, and bytes that need not.
 TOGETHER_S, TOGETHER = 0.002, 1 << 16
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -140,18 +138,17 @@ class Interpreter:
     async def _stream(self, answer: web.StreamResponse, said: AsyncGenerator[Event, None]) -> bytes:
         """Writes events as the client takes them, and a sign of life where there are none. Returns what is unwritten at the end.
 
-        Lines that come at nearly the same time are written together: each write costs everybody on the way a turn.
+        Clients up to 2.8.1 take the time between two lines for the timeout of a cell, so there is no sign of life before it is needed:
+        none at the beginning, since headers are on the way at once. Lines that come at nearly the same time are written together,
+        because each write costs everybody on the way a turn.
         """
-        # The first sign of life comes soon, because headers are on the way with the first line.
-        patience = FIRST_S
         lines = bytearray()
         while True:
             following = asyncio.ensure_future(anext(said, None))
             try:
-                while not (await asyncio.wait({following}, timeout=TOGETHER_S if lines else patience))[0]:
+                while not (await asyncio.wait({following}, timeout=TOGETHER_S if lines else self._bounds.keepalive_s))[0]:
                     await self._write(answer, lines or events.line(events.KEEPALIVE))
                     lines = bytearray()
-                    patience = self._bounds.keepalive_s
             except BaseException:
                 following.cancel()
                 await asyncio.wait({following})
@@ -163,7 +160,6 @@ class Interpreter:
             if len(lines) >= TOGETHER:
                 await self._write(answer, lines)
                 lines = bytearray()
-                patience = self._bounds.keepalive_s
 
     async def _write(self, answer: web.StreamResponse, lines: bytes | bytearray) -> None:
         async with asyncio.timeout(self._bounds.stalled_s):

@@ -6,13 +6,16 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from code_interpreter.bash import BashKernel
 from code_interpreter.bounds import Bounds
+from code_interpreter.driver import DRIVERS, JavaKernel, NodeKernel, RKernel
 from code_interpreter.jupyter import JupyterKernel
 from code_interpreter.kernel import Kernel
-from code_interpreter.node import NodeKernel
 
+# Languages that the recipe adds where it is asked to, by what shows that they are there.
+ON_REQUEST = {"r": ("Rscript", Path("/usr/lib/R/site-library/jsonlite")), "java": ("java", DRIVERS / "classes")}
 ALIASES = {"": "python", "py": "python", "js": "javascript", "ts": "typescript", "sh": "bash"}
 
 
@@ -34,7 +37,9 @@ class Languages:
     def names(self) -> list[str]:
         """The languages that there are."""
         found = ["python", "bash"] if shutil.which("bash") else ["python"]
-        return [*found, "javascript", "typescript"] if shutil.which("node") else found
+        if shutil.which("node"):
+            found += ["javascript", "typescript"]
+        return found + [name for name, (program, place) in ON_REQUEST.items() if place.exists() and shutil.which(program)]
 
     def named(self, language: str | None) -> str:
         """The language that a client means."""
@@ -42,7 +47,8 @@ class Languages:
         name = ALIASES.get(name, name)
         # The others are looked for, because a cell may have installed them.
         if name != "python" and name not in self.names():
-            raise UnknownLanguage(f"the language {name[:40]!r} is not in this template, which has {', '.join(self.names())}")
+            advice = f"; the recipe adds it with the build argument LANGUAGES={name}" if name in ON_REQUEST else ""
+            raise UnknownLanguage(f"the language {name[:40]!r} is not in this template, which has {', '.join(self.names())}{advice}")
         return name
 
     def make(self, language: str, cwd: str) -> Kernel:
@@ -56,6 +62,10 @@ class Languages:
                 return JupyterKernel(command, variables, cwd, self.bounds)
             case "bash":
                 return BashKernel(variables, cwd, self.bounds)
+            case "r":
+                return RKernel(variables, cwd, self.bounds)
+            case "java":
+                return JavaKernel(variables, cwd, self.bounds)
             case _:
                 return NodeKernel(variables, cwd, self.bounds, self.modules, language == "typescript")
 

@@ -140,6 +140,9 @@ WHO = {"python": "import os; print(os.getuid(), os.environ['HOME'], os.getcwd())
 @pytest.mark.parametrize("language", WHO)
 def test_cells_run_as_root_in_the_directory_of_the_user(shared: Sandbox, language: str) -> None:
     assert shared.run_code(WHO[language], language=language).logs.stdout == ["0 /root /home/user\n"]
+    # No program is taken from the directory that a cell is in.
+    if language == "python":
+        assert "" not in shared.run_code("os.environ['PATH'].split(':')").results[0].json
     # Commands are those of the user all the same.
     assert shared.commands.run("id -un").stdout == "user\n"
 

@@ -72,6 +72,8 @@ ENV GREETING="hello $WORD" PATH=/opt/tools:$PATH
 RUN <<EOF
 set -e
 mkdir -p /out/sub /opt/tools
+# Without a directory that has no name, which would be the one that a program is started in.
+case ":$PATH:" in *::*) exit 1 ;; :/opt/tools:/usr/local/sbin:*) ;; *) exit 1 ;; esac
 echo "$GREETING" > /out/greeting
 echo one > /out/sub/a.txt; echo two > /out/sub/b.txt; echo three > /out/sub/c.bin
 ln -s greeting /out/link
@@ -109,7 +111,7 @@ def test_stages_are_built_and_copied_between(api: httpx.Client, name: str) -> No
     status = v1(api, name, STAGES)
     assert status["status"] == "ready", status.get("reason")
     log = "".join(status["logs"])
-    assert "line 24: LABEL has no effect" in log
+    assert "line 26: LABEL has no effect" in log
     assert "exit 1" not in log, "a stage that nothing needs"
     seen = output(
         name,

@@ -9,7 +9,7 @@ use dockerfile::{Argument, Base, Command, Copy, Instruction as Line, Kind, Origi
 use protocol::node::LayerStack;
 
 use super::command::{SHELL, Startup, args_of};
-use super::progress::{Progressing, USER, short};
+use super::progress::{PATHS, Progressing, USER, short};
 use super::step::{Archive, BASE, Files, Instruction};
 use crate::builds::recipe::{BuildFailure, DockerfileSource, Source};
 
@@ -122,7 +122,8 @@ impl Stage<'_> {
     fn lookup(&self, name: &str) -> Option<&str> {
         let state = &self.progress.state;
         let value = state.env.get(name).or_else(|| self.args.get(name));
-        value.map(String::as_str)
+        // Where nothing sets it, commands have this one, and so has what is put in front of it.
+        value.map(String::as_str).or_else(|| (name == "PATH").then_some(PATHS))
     }
 }
 

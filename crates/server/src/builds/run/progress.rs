@@ -29,7 +29,7 @@ const IMAGE_FORMAT: &str = "2";
 /// The user of sandboxes, who exists in every template.
 pub(super) const USER: &str = "user";
 /// Directories that a login shell must have in its path.
-const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(super) const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Where images are unpacked.
 const IMPORTED: &str = "/mnt";
 /// Where the file system is that another one copies from.

@@ -274,12 +274,22 @@ ALL: tuple[Suite, ...] = (
         # Over HTTPS, because the older client finds a port by its name alone.
         ("--tls", "--criu", *files("codeint", "cells", "clients", "contexts", "life", "results")),
         "codeint",
-        long_only=("-s", "--tls", "--criu", "codeint"),
         seconds=120,
         names=True,
         python="python-codeint-2.11.5",
         environment=CRIU
         | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}", "RINGFENCE_OLD_PYTHON": "{python-codeint-2.8.1}"},
+    ),
+    # The names of mirrors are not below `localhost`, so this one is for itself.
+    Suite(
+        "codeint-debian",
+        "codeint",
+        (),
+        ("-s", "--criu", "codeint/test_debian.py"),
+        seconds=400,
+        bound=2400,
+        python="python-codeint-2.11.5",
+        environment=CRIU | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}"},
     ),
     node(
         "desktop",

@@ -163,7 +163,10 @@ class ChildKernel(Kernel):
                 raise KernelDied("the kernel has said too much about a cell")
             if ended or self._process is None or self._process.poll() is not None:
                 raise KernelDied("the kernel has ended")
-            if not found:
+            if found:
+                # A program that always says something leaves a turn to others: to what ends it, for example.
+                await asyncio.sleep(0)
+            else:
                 await self._wait()
 
     async def _wait(self) -> None:
@@ -173,7 +176,9 @@ class ChildKernel(Kernel):
         for pipe in self._pipes.values():
             loop.add_reader(pipe.fd, self._readable.set)
         try:
-            await asyncio.wait_for(self._readable.wait(), 0.5)
+            # Not `wait_for`: that of Python 3.11 loses a cancellation that comes together with what it waits for.
+            async with asyncio.timeout(0.5):
+                await self._readable.wait()
         except TimeoutError:
             pass
         finally:

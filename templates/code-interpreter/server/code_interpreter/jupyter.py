@@ -11,6 +11,7 @@ are not looked at, since whoever can reach the sockets can read the key as well.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import signal
@@ -36,7 +37,10 @@ WAITING = 16
 LOOK_S = 0.25
 # Seconds after which a kernel that starts is asked again whether it is there: its answer is lost before it knows its listeners.
 ASK_S = 0.25
+# Messages after which other work has its turn.
+TURNS = 16
 Message = Mapping[str, Any]
+OTHER: Message = {}
 
 
 class Manager(AsyncKernelManager):
@@ -149,7 +153,12 @@ class JupyterKernel(Kernel):
         manager, shell, output = self._parts()
         if not self._running:
             return
-        while not (self._is_idle and self._is_replied):
+        for turn in itertools.count(1):
+            if self._is_idle and self._is_replied:
+                break
+            # A kernel that always says something leaves a turn to others: to what ends it, for example.
+            if turn % TURNS == 0:
+                await asyncio.sleep(0)
             # Output first: what it says precedes the reply.
             message, is_reply = received(output, self._running), False
             if message is None:
@@ -157,12 +166,10 @@ class JupyterKernel(Kernel):
             if message is None:
                 if not await self._wait(shell, output) and not await manager.is_alive():
                     raise KernelDied("the kernel has ended")
-                continue
-            if is_reply:
-                self._is_replied = True
-            else:
-                self._is_idle |= is_idle(message)
-            yield message
+            elif message is not OTHER:
+                self._is_replied |= is_reply
+                self._is_idle |= not is_reply and is_idle(message)
+                yield message
         self._running = ""
 
     async def _wait(self, *sockets: zmq.Socket[bytes]) -> bool:
@@ -205,19 +212,19 @@ class JupyterKernel(Kernel):
 
 
 def received(socket: zmq.Socket[bytes], about: str) -> Message | None:
-    """A message about a request that a socket has. Others are dropped."""
-    while True:
-        try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        # Identities, a delimiter, a signature, and four parts of JSON.
-        try:
-            header, parent, _, content = frames[frames.index(DELIM) + 2 :][:4]
-            if json.loads(parent).get("msg_id") == about:
-                return {"msg_type": json.loads(header)["msg_type"], "content": json.loads(content)}
-        except (ValueError, KeyError, AttributeError) as failed:
-            raise KernelDied("the kernel says what is no message") from failed
+    """A message that a socket has, which is `OTHER` if it is not about a request."""
+    try:
+        frames = socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    # Identities, a delimiter, a signature, and four parts of JSON.
+    try:
+        header, parent, _, content = frames[frames.index(DELIM) + 2 :][:4]
+        if json.loads(parent).get("msg_id") != about:
+            return OTHER
+        return {"msg_type": json.loads(header)["msg_type"], "content": json.loads(content)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as failed:
+        raise KernelDied("the kernel says what is no message") from failed
 
 
 def is_idle(message: Message) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import tempfile
 import unittest
+from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +17,9 @@ from aiohttp import web
 from code_interpreter import events, requests
 from code_interpreter.access import Access, Refused, Unanswered
 from code_interpreter.bash import prepare, sandbox_changes, undo
+from code_interpreter.bounds import Bounds
+from code_interpreter.kernel import Environment
+from code_interpreter.languages import Languages
 
 
 class Lines(unittest.TestCase):
@@ -65,6 +70,47 @@ class Shell(unittest.TestCase):
     def test_values_are_data_and_odd_names_are_left_out(self) -> None:
         self.assertEqual(sandbox_changes({"A": "1"}, {"A": "1", "B": "it's", "C;D": "x"}), "export B='it'\"'\"'s'\n")
         self.assertEqual(prepare({"a b": "1"}) + undo({"a b": "1"}), "")
+
+
+class Noise(unittest.IsolatedAsyncioTestCase):
+    """Kernels that never stop to say something, and do not hear of an interrupt."""
+
+    CELLS = {
+        "bash": "trap '' INT; while :; do echo noise; done",
+        "python": "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: print('noise', flush=True)",
+    }
+
+    async def abandoned(self, language: str) -> None:
+        place = os.environ.get("CODE_INTERPRETER", "/opt/code-interpreter")
+        kernel = Languages(Bounds(), f"{place}/environment/bin/python", f"{place}/kernel").make(language, "/tmp")
+        await kernel.start()
+        try:
+            async with aclosing(kernel.execute(self.CELLS[language], Environment())) as said:
+                async for event in said:
+                    if event["type"] == "stdout":
+                        break
+            await kernel.interrupt()
+            turns = asyncio.ensure_future(self.turns())
+            with self.assertRaises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await kernel.drain()
+            # Others had their turn meanwhile.
+            turns.cancel()
+            self.assertGreater(self.seen, 5)
+        finally:
+            await kernel.stop()
+
+    async def turns(self) -> None:
+        self.seen = 0
+        while True:
+            self.seen += 1
+            await asyncio.sleep(0.01)
+
+    async def test_bash(self) -> None:
+        await self.abandoned("bash")
+
+    async def test_python(self) -> None:
+        await self.abandoned("python")
 
 
 class Asked(unittest.IsolatedAsyncioTestCase):

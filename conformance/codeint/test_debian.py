@@ -1,5 +1,5 @@
-"""The recipe on Debian instead of `base`, with R and Java: a root file system of packages alone is an image of a registry on this
-machine, and what the recipe installs comes from a repository in the image, so that the build reaches nothing else.
+"""The recipe on Debian instead of `base`, with R and Java: a root file system of packages alone is an image of a registry in a
+fake internet, and what the recipe installs comes from a repository in the image, so that the build reaches nothing else.
 
 Packages are fetched from the mirrors of this host, for minutes.
 """
@@ -9,62 +9,33 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import json
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from e2b import TimeoutException
 from e2b_code_interpreter import Sandbox
 
 from harness import code_interpreter
-from harness.beside import beside
+from harness.hoststate import HostState, left_over
+from harness.internet import RESOLVER, Internet
 from harness.patience import within
 from harness.platform import Platform
-from harness.ports import free_port
-from harness.registry import Registry, layer, member
-from harness.traffic import until
+from harness.registry import layer, member, registry
 
+HOST, PORT = "registry.example.org", 5000
+CONFIG = f"""
+[builds]
+insecure_registries = "{HOST}:{PORT}"
+[egress]
+resolvers = "{RESOLVER}:53"
+"""
 # What the recipe installs where it is missing, with both languages.
 MISSING = "python3-venv nodejs npm curl sudo r-base-core r-cran-jsonlite r-cran-repr default-jdk-headless"
 REPOSITORY = "opt/packages/debian"
 SOURCES = f"deb [trusted=yes] file:/{REPOSITORY} ./\n"
-
-
-@contextmanager
-def registry(directory: Path) -> Iterator[Registry]:
-    """A registry on a port of localhost, for as long as the context lasts."""
-    port = free_port()
-    config = {
-        "version": 0.1,
-        "log": {"level": "error"},
-        "storage": {"filesystem": {"rootdirectory": str(directory / "registry")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
-    }
-    (directory / "registry.json").write_text(json.dumps(config))
-    command = ["docker-registry", "serve", directory / "registry.json"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    found = Registry("localhost", port, None, False)
-    found.client = httpx.Client(base_url=f"http://localhost:{port}", timeout=300)
-
-    def answers() -> bool:
-        assert process.poll() is None, "the registry has ended"
-        try:
-            return found.client.get("/v2/").status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    try:
-        until(answers, "the registry answers", within_s=20)
-        yield found
-    finally:
-        found.client.close()
-        process.terminate()
-        process.wait(20)
 
 
 def root(directory: Path) -> list[bytes]:
@@ -95,18 +66,29 @@ def root(directory: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def built(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A platform with the template on Debian, and the log of its build."""
     directory = tmp_path_factory.mktemp("debian")
-    with registry(directory) as images:
-        images.push("debian", "12", root(directory), env=["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"])
-        address = f"localhost:{images.port}"
-        with beside(platform, directory, config=f'[builds]\ninsecure_registries = "{address}"\n', ready=True) as other:
+    # With the mirrors of this host, which the fake internet has not.
+    layers = root(directory)
+    (directory / "internet").mkdir()
+    with Internet(directory / "internet") as internet, registry(internet, directory / "registry", HOST, PORT) as images:
+        images.push("debian", "12", layers, env=["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"])
+        before = HostState.take()
+        server = Platform(directory / "data", config=CONFIG, ready=True)
+        try:
+            server.start()
+            server.use()
             begun = time.monotonic()
-            options = ("--build-arg", f"BASE={address}/debian:12", "--build-arg", "LANGUAGES=r java")
-            log = code_interpreter.build(other, directory, *options, timeout_s=900)
+            options = ("--build-arg", f"BASE={HOST}:{PORT}/debian:12", "--build-arg", "LANGUAGES=r java")
+            log = code_interpreter.build(server, directory, *options, timeout_s=900)
             print(f"the build took {time.monotonic() - begun:.0f} s")
             yield log
+            assert server.terminate() == 0, server.log_tail(12)
+            assert server.down().returncode == 0
+            assert left_over(before) == {}
+        finally:
+            server.close()
 
 
 @pytest.fixture(scope="module")

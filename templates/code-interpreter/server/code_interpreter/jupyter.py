@@ -149,27 +149,29 @@ class JupyterKernel(Kernel):
 
     async def _until_idle(self) -> AsyncGenerator[Message, None]:
         """Messages about the running cell until both its reply and the idle status were there: they arrive on different
-        sockets."""
+        sockets. The reply comes last, whenever it has arrived, because what was said before may be on its way."""
         manager, shell, output = self._parts()
         if not self._running:
             return
+        reply: Message | None = None
         for turn in itertools.count(1):
             if self._is_idle and self._is_replied:
                 break
             # A kernel that always says something leaves a turn to others: to what ends it, for example.
             if turn % TURNS == 0:
                 await asyncio.sleep(0)
-            # Output first: what it says precedes the reply.
-            message, is_reply = received(output, self._running), False
-            if message is None:
-                message, is_reply = received(shell, self._running), True
-            if message is None:
-                if not await self._wait(shell, output) and not await manager.is_alive():
-                    raise KernelDied("the kernel has ended")
-            elif message is not OTHER:
-                self._is_replied |= is_reply
-                self._is_idle |= not is_reply and is_idle(message)
-                yield message
+            if (message := received(output, self._running)) is not None:
+                if message is not OTHER:
+                    self._is_idle |= is_idle(message)
+                    yield message
+            elif (message := received(shell, self._running)) is not None:
+                if message is not OTHER:
+                    self._is_replied = True
+                    reply = message
+            elif not await self._wait(shell, output) and not await manager.is_alive():
+                raise KernelDied("the kernel has ended")
+        if reply is not None:
+            yield reply
         self._running = ""
 
     async def _wait(self, *sockets: zmq.Socket[bytes]) -> bool:

@@ -5,7 +5,7 @@ side not to drop messages: that of Python is told so in `code_interpreter_kernel
 
 Processes and requests are those of `jupyter_client`. Answers are read here, when they are wanted, because its channels take
 several turns of the loop and a parsed date for each: a short cell has five messages, and what it takes is mostly theirs. Signatures
-are not looked at, since whoever can reach the sockets can read the key as well.
+are not checked, since whoever can reach the sockets can read the key as well.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ class BoundedStream(OutStream):
     """A stream with a bound on what is written and not sent."""
 
     _unsent = 0
+    _timer: object | None = None
 
     def write(self, string: str) -> int | None:
         """Writes, and waits when much is unsent."""
@@ -33,6 +34,22 @@ class BoundedStream(OutStream):
         left out where nothing is unsent: messages that follow go through the same thread, behind what it is sending."""
         if self._buffers:
             super().flush()
+
+    def _schedule_flush(self) -> None:
+        """Has what is written sent soon."""
+        if not self._flush_pending:
+            self._flush_pending = True
+            self.pub_thread.schedule(self._send_later)
+
+    def _send_later(self) -> None:
+        self._timer = self._io_loop.call_later(self.flush_interval, self._flush)
+
+    def _flush(self) -> None:
+        # The time of what is sent here is over. It would come in the middle of a line of the next cell, which had two pieces then.
+        timer, self._timer = self._timer, None
+        if timer is not None and threading.current_thread() is self.pub_thread.thread:
+            self._io_loop.remove_timeout(timer)
+        super()._flush()
 
     def _send(self) -> None:
         thread = self.pub_thread.thread

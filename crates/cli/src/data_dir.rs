@@ -136,6 +136,11 @@ impl DataDir {
         make_private(path, &metadata)
     }
 
+    /// Whether this directory is there and no platform has ever used it.
+    pub(crate) fn is_unused(path: &Path) -> bool {
+        !path.join(LOCK_FILE).exists() && is_ours(path).unwrap_or(false)
+    }
+
     /// The directory of an earlier start.
     ///
     /// # Errors
@@ -403,6 +408,9 @@ mod tests {
         assert!(refused.to_string().contains("not empty"), "{refused}");
         assert_eq!(fs::metadata(temp.path()).unwrap().mode() & 0o777, 0o755);
         assert!(DataDir::existing(temp.path()).is_err());
+        for other in [temp.path(), &temp.path().join("absent"), &temp.path().join("letter")] {
+            assert!(!DataDir::is_unused(other), "{}", other.display());
+        }
     }
 
     #[test]
@@ -410,7 +418,9 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir(temp.path().join("lost+found")).unwrap();
         fs::set_permissions(temp.path(), Permissions::from_mode(0o755)).unwrap();
+        assert!(DataDir::is_unused(temp.path()));
         DataDir::prepare(temp.path()).unwrap();
+        assert!(!DataDir::is_unused(temp.path()));
         assert_eq!(fs::metadata(temp.path()).unwrap().mode() & 0o777, 0o700);
         DataDir::existing(temp.path()).unwrap();
     }

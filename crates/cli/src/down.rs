@@ -32,7 +32,13 @@ const DRAIN_BOUND: Duration = Duration::from_secs(60);
 /// When the data directory is not ours, its platform does not end, or something cannot be removed.
 pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     doctor::require_root()?;
-    let dir = DataDir::existing(&settings.data_dir)?;
+    let path = &settings.data_dir;
+    if DataDir::is_unused(path) {
+        // A volume or a directory that was made for a platform which never started.
+        output::line(&format!("nothing to end: {} is empty", path.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let dir = DataDir::existing(path)?;
     let lock = take(&dir)?;
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

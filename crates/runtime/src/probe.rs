@@ -1,13 +1,18 @@
 //! Checks what this host supports, what each gap costs, and how to close it.
 
-use std::fs;
+use std::os::fd::AsFd;
 use std::path::Path;
+use std::{fs, io};
+
+use rustix::io::Errno;
+use rustix::process::{WaitId, WaitIdOptions};
 
 use crate::cgroup::Backend;
 use crate::checkpoint::program;
 use crate::egress::EgressSockets;
 use crate::kernel::release_numbers;
 use crate::settings::{CriuChoice, DriverSettings};
+use crate::sys::{self, Cloned};
 use crate::{base, container};
 
 /// Severity of a finding.
@@ -108,7 +113,15 @@ fn root() -> Check {
         (21, "SYS_ADMIN"),
         (27, "MKNOD"),
     ];
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let Ok(status) = fs::read_to_string("/proc/self/status") else {
+        return Check::gap(
+            "root",
+            Status::Missing,
+            "/proc is not mounted, so it does not say which capabilities this process has",
+            "sandboxes cannot be created",
+            "mount -t proc proc /proc",
+        );
+    };
     let effective = status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
@@ -216,7 +229,50 @@ fn user_namespaces() -> Check {
             "sysctl -w user.max_user_namespaces=65536",
         );
     }
+    // Others may be refused what root may do, and `root` is missing then.
+    if rustix::process::geteuid().is_root()
+        && let Err(error) = make_user_namespace()
+    {
+        let (why, fix) = match error.raw_os_error() {
+            Some(libc::EPERM) => (
+                "the kernel refuses this process a user namespace, as it does in a chroot",
+                "run ringfence outside the chroot, or enter that root by pivot_root, as systemd-nspawn and container engines do",
+            ),
+            Some(libc::ENOSPC | libc::EUSERS) => (
+                "there are as many user namespaces as the limits allow, or they are nested too deeply",
+                "sysctl -w user.max_user_namespaces=65536, or run ringfence in fewer containers inside each other",
+            ),
+            _ => (
+                "this process may not make a user namespace",
+                "run ringfence outside a container, or in a privileged one",
+            ),
+        };
+        let detail = format!("{why}: {error}");
+        return Check::gap(
+            "user namespaces",
+            Status::Missing,
+            detail,
+            "sandboxes cannot be created",
+            fix,
+        );
+    }
     Check::ok("user namespaces", format!("at most {max} per user"))
+}
+
+/// Makes a user namespace, which ends at once with the process that is born in it. The kernel has reasons to refuse that
+/// nothing shows: a root that is not the one of the mount namespace, filters, modules of security.
+fn make_user_namespace() -> io::Result<()> {
+    match sys::clone3(libc::CLONE_NEWUSER, None)? {
+        Cloned::Child => sys::exit_now(0),
+        Cloned::Parent { pidfd, .. } => {
+            let ended = rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            match ended {
+                // Reaped by the kernel, where this process ignores its children.
+                Ok(_) | Err(Errno::CHILD) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        }
+    }
 }
 
 fn file_system(name: &'static str, cost: &'static str, fix: &'static str) -> Check {

@@ -81,7 +81,7 @@ pub(crate) fn clone3(flags: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result
     args.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
     args.cgroup = cgroup.map_or(0, |fd| u64::from(fd.as_raw_fd().cast_unsigned()));
     // SAFETY: `args` outlives the call and has the size given. Without CLONE_VM the child gets a copy of this
-    // address space, and since this process has one thread no lock in it can be held by another thread.
+    // address space. No lock in it can be held by another thread: this process has one thread, or the child only exits.
     let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) })?;
     if pid == 0 {
         return Ok(Cloned::Child);

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 
 use super::{Ran, TestDir, command};
 
@@ -79,4 +80,69 @@ fn without_root_everything_that_is_missing_is_said_at_once() {
     assert_eq!(ran.stdout, "");
     ran.complains_of(&["root", "fix:", "ringfence doctor"]);
     assert!(!place.data_dir().exists());
+}
+
+/// Runs as root, in mounts of its own: `doctor` in a root that is not the one of its mount namespace.
+const IN_A_CHROOT: &str = r#"
+cd "$1"
+[ -z "$2" ] || mount -t proc proc proc
+exec chroot . /ringfence doctor --listen 127.0.0.1:0 --data-dir /data --format json
+"#;
+
+#[test]
+fn a_chroot_is_no_place_for_sandboxes() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = TestDir::new();
+    let named = |report: &serde_json::Value, name: &str| {
+        let checks = report["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["name"] == name).unwrap().clone()
+    };
+    let outside = place
+        .run(&["doctor", "--listen", "127.0.0.1:0", "--format", "json"])
+        .json();
+    let root = place.temp.path().join("root");
+    std::fs::create_dir_all(root.join("proc")).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), root.join("ringfence")).unwrap();
+    let inside = |proc: &str| {
+        let mut own = command(Path::new("unshare"));
+        own.args(["--mount", "--propagation", "private", "sh", "-c", IN_A_CHROOT, "sh"])
+            .arg(&root)
+            .arg(proc);
+        Ran::of(&mut own).expect(1).json()
+    };
+    let with_proc = named(&inside("yes"), "user namespaces");
+    assert_eq!(with_proc["status"], "missing", "{with_proc}");
+    assert!(with_proc["fix"].as_str().unwrap().contains("pivot_root"), "{with_proc}");
+    // A test in a container without rights would find nothing out.
+    if named(&outside, "root")["status"] == "ok" {
+        let without_chroot = named(&outside, "user namespaces");
+        assert_eq!(without_chroot["status"], "ok", "{without_chroot}");
+    }
+    let without_proc = named(&inside(""), "root");
+    assert_eq!(without_proc["status"], "missing", "{without_proc}");
+    assert!(
+        without_proc["fix"].as_str().unwrap().contains("mount -t proc"),
+        "{without_proc}"
+    );
+}
+
+#[test]
+fn the_end_of_nothing_is_no_failure() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = TestDir::new();
+    place.run(&["down"]).expect(1).complains_of(&["no data directory"]);
+    std::fs::create_dir(place.data_dir()).unwrap();
+    let ran = place.run(&["down"]).expect(0);
+    assert!(
+        ran.stdout.contains("nothing to end") && ran.stdout.contains("is empty"),
+        "{ran:?}"
+    );
+    assert_eq!(std::fs::read_dir(place.data_dir()).unwrap().count(), 0);
+    // Another's directory stays refused.
+    std::fs::write(place.data_dir().join("letter"), "dear").unwrap();
+    place.run(&["down"]).expect(1).complains_of(&["no data directory"]);
 }

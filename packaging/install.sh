@@ -30,7 +30,11 @@ main() {
         shift
     done
     [ -z "$purge" ] || [ "$act" = uninstall ] || fail "--purge removes data: it needs --uninstall" 2
-    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail "Ringfence needs Linux on x86-64; this is $(uname -s) on $(uname -m)"
+    case $(uname -s)-$(uname -m) in
+        Linux-x86_64) debian=amd64 other=x86_64 ;;
+        Linux-aarch64) debian=arm64 other=aarch64 ;;
+        *) fail "Ringfence needs Linux on x86-64 or arm64; this is $(uname -s) on $(uname -m)" ;;
+    esac
     [ "$(id -u)" = 0 ] || [ -n "$dry" ] || fail "run this as root, for example: sudo sh install.sh"
     case $act in
         install) install_it ;;
@@ -102,7 +106,7 @@ fetch() { # NAME
             wget --quiet --timeout=20 --tries=3 -O "$place/$1" "$url/$1"
         fi
     ) || fail "$url/$1 could not be downloaded"
-    [ -s "$place/$1" ] || fail "$url/$1 is empty"
+    [ -s "$place/$1" ] || fail "$url/$1 is empty: nothing was installed"
 }
 
 # Takes what the checks need from the distribution, whose packages are signed, too.
@@ -150,10 +154,11 @@ check_signature() {
         fail "$url/SHA256SUMS is not signed by the makers of this program, or was changed: nothing was installed"
 }
 
-# Checks a file by the signed list.
-check_sum() { # NAME
+# Downloads a file of the signed list, and checks it by the list.
+fetch_listed() { # NAME
     want=$(awk -v name="$1" '$2 == name { print $1 }' "$place/SHA256SUMS")
-    [ -n "$want" ] || fail "the release has no $1: nothing was installed"
+    [ -n "$want" ] || fail "the release at $url has no $1: nothing was installed"
+    fetch "$1"
     got=$(sha256sum <"$place/$1" | cut -d ' ' -f 1)
     [ "$want" = "$got" ] || fail "$url/$1 has the SHA-256 $got, not $want: nothing was installed"
 }
@@ -166,9 +171,9 @@ install_it() {
     esac
     format=${format:-$(fitting_format)}
     case $format in
-        deb) name="ringfence_${version}_amd64.deb" ;;
-        rpm) name="ringfence-$version-1.x86_64.rpm" ;;
-        tarball) name="ringfence-$version-linux-amd64.tar.gz" ;;
+        deb) name="ringfence_${version}_$debian.deb" ;;
+        rpm) name="ringfence-$version-1.$other.rpm" ;;
+        tarball) name="ringfence-$version-linux-$debian.tar.gz" ;;
         *) fail "--format $format: it is deb, rpm or tarball" 2 ;;
     esac
     # Only this user can write to it.
@@ -179,8 +184,7 @@ install_it() {
     fetch SHA256SUMS
     fetch SHA256SUMS.sig
     check_signature
-    fetch "$name"
-    check_sum "$name"
+    fetch_listed "$name"
     say "$name is signed and whole"
     case $format in
         deb) run apt_install --allow-downgrades "$place/$name" || fail "the package could not be installed" ;;

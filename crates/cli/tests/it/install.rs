@@ -91,7 +91,12 @@ fn serve(directory: &Path) -> String {
     address
 }
 
-fn answer(mut stream: TcpStream, directory: &Path) -> std::io::Result<()> {
+fn answer(stream: TcpStream, directory: &Path) -> std::io::Result<()> {
+    answer_with(stream, directory, |_| false)
+}
+
+/// Answers a request, with half of what it promises where `breaks_off` says so of the name.
+fn answer_with(mut stream: TcpStream, directory: &Path, breaks_off: impl Fn(&str) -> bool) -> std::io::Result<()> {
     let (mut request, mut bytes) = (Vec::new(), [0; 4096]);
     while !request.windows(4).any(|window| window == b"\r\n\r\n") {
         match stream.read(&mut bytes)? {
@@ -110,7 +115,8 @@ fn answer(mut stream: TcpStream, directory: &Path) -> std::io::Result<()> {
         stream,
         "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     )?;
-    stream.write_all(&content)
+    let sent = if breaks_off(name) { length / 2 } else { length };
+    stream.write_all(&content[..sent])
 }
 
 fn install(script: &Path) -> Command {
@@ -176,7 +182,11 @@ fn what_was_changed_on_the_way_is_refused() {
             .unwrap();
         fs::write(dist.join("install.sh"), script.replace(line, "version='99.0.0'")).unwrap();
     };
-    let cases: [(&str, Spoil<'_>, &str); 7] = [
+    let cut = |path: PathBuf| {
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    };
+    let cases: [(&str, Spoil<'_>, &str); 11] = [
         (
             "the package",
             &|dist| append(named(dist, ".tar.gz"), b"x"),
@@ -203,7 +213,19 @@ fn what_was_changed_on_the_way_is_refused() {
             &|dist| fs::remove_file(named(dist, ".tar.gz")).unwrap(),
             "could not be downloaded",
         ),
-        ("another version", &older, "could not be downloaded"),
+        ("another version", &older, "has no ringfence-99.0.0-linux-"),
+        ("half a package", &|dist| cut(named(dist, ".tar.gz")), "has the SHA-256"),
+        ("half a list", &|dist| cut(dist.join("SHA256SUMS")), "is not signed"),
+        (
+            "half a signature",
+            &|dist| cut(dist.join("SHA256SUMS.sig")),
+            "is not signed",
+        ),
+        (
+            "an empty list",
+            &|dist| fs::write(dist.join("SHA256SUMS"), "").unwrap(),
+            "is empty",
+        ),
     ];
     for (what, spoil, why) in cases {
         let dist = Release::get().copy();
@@ -232,6 +254,80 @@ fn a_copy_that_was_cut_off_does_nothing() {
             .stdout
             .contains("--dry-run")
     );
+}
+
+/// A server that promises more than it sends.
+fn serve_half(directory: &Path, name: &'static str) -> String {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let directory = directory.to_owned();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = answer_with(stream, &directory, |asked| asked.ends_with(name));
+        }
+    });
+    address
+}
+
+#[test]
+fn a_download_that_breaks_off_installs_nothing() {
+    let dist = Release::get().dist();
+    for name in [".tar.gz", "SHA256SUMS", "SHA256SUMS.sig"] {
+        let url = serve_half(&dist, name);
+        let ran = Ran::of(install(&dist.join("install.sh")).args(["--dry-run", "--format", "tarball", "--url", &url]))
+            .expect(1);
+        assert!(ran.stderr.contains("could not be downloaded"), "{name}: {ran:?}");
+        assert!(!ran.stdout.contains("would"), "{name}: {ran:?}");
+    }
+}
+
+#[test]
+fn a_machine_of_another_kind_is_refused_before_anything_is_fetched() {
+    let script = Release::get().dist().join("install.sh");
+    let mut as_32_bit = command(Path::new("setarch"));
+    as_32_bit
+        .args(["linux32", "sh"])
+        .arg(script)
+        .args(["--dry-run", "--url", "http://127.0.0.1:1"]);
+    let ran = Ran::of(&mut as_32_bit).expect(1);
+    assert!(
+        ran.stderr.contains("needs Linux on x86-64 or arm64; this is Linux on "),
+        "{ran:?}"
+    );
+    assert_eq!(ran.stdout, "");
+}
+
+#[test]
+fn without_root_nothing_is_installed_or_removed() {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::process::CommandExt as _;
+    const NOBODY: u32 = 65534;
+    let dist = Release::get().copy();
+    fs::set_permissions(dist.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for words in [
+        &["--url", "http://127.0.0.1:1"][..],
+        &["--uninstall"],
+        &["--uninstall", "--purge"],
+    ] {
+        let mut plain = install(&dist.path().join("install.sh"));
+        plain.args(words);
+        if rustix::process::geteuid().is_root() {
+            plain.uid(NOBODY).gid(NOBODY);
+        }
+        let ran = Ran::of(&mut plain).expect(1);
+        assert!(
+            ran.stderr.contains("run this as root, for example: sudo sh install.sh"),
+            "{words:?}: {ran:?}"
+        );
+        assert_eq!(ran.stdout, "", "{words:?}");
+    }
+    // To look needs no rights.
+    let mut plain = install(&dist.path().join("install.sh"));
+    plain.args(["--dry-run", "--format", "tarball", "--url", &serve(dist.path())]);
+    if rustix::process::geteuid().is_root() {
+        plain.uid(NOBODY).gid(NOBODY);
+    }
+    assert!(Ran::of(&mut plain).expect(0).stdout.contains("nothing was changed"));
 }
 
 #[test]

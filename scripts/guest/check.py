@@ -26,7 +26,7 @@ from guest import (
     LIMITS,
     MEMORY_MB,
     MODPROBE,
-    PACKAGE,
+    NEXT_PACKAGE,
     PATIENCE_S,
     PIDS,
     Plain,
@@ -127,10 +127,21 @@ def the_package(platform: Systemd, before: hoststate.HostState) -> None:
         return
     at = started_at(host_pid("package-marker"))
 
+    @check("enabled, it starts with the machine, and an upgrade leaves that so")
+    def _() -> None:
+        expect(run("systemctl", "is-enabled", "ringfence", code=None).strip() == "disabled", "it was enabled already")
+        run("systemctl", "enable", "--now", "ringfence")
+        expect(run("systemctl", "is-enabled", "ringfence").strip() == "enabled", "it is not enabled")
+        wanted = run("systemctl", "show", "--property=Wants", "--value", "multi-user.target").split()
+        expect("ringfence.service" in wanted, wanted)
+
     @check("an upgrade restarts the platform, and the sandbox lives on")
     def _() -> None:
         pid = platform.main_pid()
-        run("dpkg", "--install", PACKAGE)
+        had = run("dpkg-query", "-W", "-f", "${Version}", "ringfence")
+        run("dpkg", "--install", NEXT_PACKAGE)
+        expect(run("dpkg-query", "-W", "-f", "${Version}", "ringfence") == f"{had}+next", "the next version is not installed")
+        expect(run("systemctl", "is-enabled", "ringfence").strip() == "enabled", "it is no longer enabled")
         expect(platform.main_pid() not in (pid, "0"), "it was not restarted")
         until(healthy, "the platform is ready")
         expect(started_at(host_pid("package-marker")) == at, "the process ended")
@@ -140,6 +151,7 @@ def the_package(platform: Systemd, before: hoststate.HostState) -> None:
     def _() -> None:
         run("dpkg", "--remove", "ringfence")
         expect(not healthy() and not Path(BINARY).exists(), "it is still there")
+        expect(not list(Path("/etc/systemd/system").glob("*.wants/ringfence.service")), "it is still enabled")
         expect(started_at(host_pid("package-marker")) == at, "the process ended")
         expect((DATA_DIR / "ringfence.db").exists(), "the database is gone")
 
@@ -391,6 +403,28 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
             expect(sandbox.run("echo alive") == "alive\n", "the agent does not answer")
             drop_in.unlink()
             run("systemctl", "daemon-reload")
+
+        @check("a delegated unit changes nothing: sandboxes have their limits, outside of it")
+        def _() -> str:
+            drop_in = Path("/run/systemd/system/ringfence.service.d/delegate.conf")
+            drop_in.write_text("[Service]\nDelegate=yes\n")
+            run("systemctl", "daemon-reload")
+            run("systemctl", "restart", "ringfence")
+            until(healthy, "the platform is ready")
+            expect(run("systemctl", "show", "--property=Delegate", "--value", "ringfence").strip() == "yes", "it is not delegated")
+            other = Sandbox()
+            expect(other.value("cpu.max") == f"{CPUS * 100_000} 100000", other.value("cpu.max"))
+            expect("ringfence.service" not in str(other.group("work")), other.group("work"))
+            own = run("systemctl", "show", "--property=ControlGroup", "--value", "ringfence").strip()
+            inside = (CGROUP / own.lstrip("/") / "cgroup.procs").read_text().split()
+            expect(platform.main_pid() in inside, inside)
+            other.delete()
+            drop_in.unlink()
+            run("systemctl", "daemon-reload")
+            run("systemctl", "restart", "ringfence")
+            until(healthy, "the platform is ready")
+            expect(sandbox.run("echo alive") == "alive\n", "the agent does not answer")
+            return own
 
         @check("systemd's own housekeeping leaves the limits alone")
         def _() -> str:

@@ -22,6 +22,7 @@ import hoststate
 
 BINARY = "/usr/bin/ringfence" if sys.argv[1:] == ["systemd"] else "/usr/local/bin/ringfence"
 PACKAGE = "/opt/guest/ringfence.deb"
+NEXT_PACKAGE = "/opt/guest/next.deb"
 DATA_DIR = Path("/var/lib/ringfence")
 ADDRESS = ("127.0.0.1", 3000)
 AGENT_PORT = 49983

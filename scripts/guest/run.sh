@@ -119,6 +119,10 @@ if [ "$init" = systemd ]; then
   # As a user gets it: the checks install it.
   RINGFENCE_BIN=$binary "$root/scripts/release.sh" --without rpm,image,sbom --fast "$work/dist"
   install -m 644 "$work"/dist/ringfence_*.deb "$tree/opt/guest/ringfence.deb"
+  # The next version, whose program is the same.
+  dpkg-deb --raw-extract "$tree/opt/guest/ringfence.deb" "$work/next"
+  sed -i 's/^Version: .*/&+next/' "$work/next/DEBIAN/control"
+  dpkg-deb --root-owner-group -Zxz -z0 --build "$work/next" "$tree/opt/guest/next.deb" >/dev/null
   install -m 644 "$here/guest-check.service" "$tree/etc/systemd/system/"
   mkdir -p "$tree/etc/systemd/system/multi-user.target.wants"
   ln -s ../guest-check.service "$tree/etc/systemd/system/multi-user.target.wants/"

@@ -17,7 +17,7 @@
 //! - no `sched_setattr`, because the slice length is in memory that a filter cannot read: long slices,
 //!   which no limit of processor time prevents, stall other sandboxes. `sched_setscheduler` covers the rest.
 //! - the workload cannot change the scheduling of process 1, the agent.
-//! - no i386 and x32 calls: their numbers mean other calls.
+//! - no calls of 32-bit programs (i386, x32, 32-bit ARM): their numbers mean other calls.
 //! - allowed although they look dangerous, because each only gives what a process can have otherwise: `name_to_handle_at`
 //!   (`open_by_handle_at`, which would use the result, is refused), `pidfd_getfd` and `process_madvise` (require the right
 //!   to trace the process, which nobody has over the agent; allocators use the latter on their own memory), and raw sockets
@@ -41,8 +41,16 @@ use libc::{c_long, sock_filter};
 
 use self::steps::{Answer, Step, cover, decide};
 
-/// `AUDIT_ARCH_X86_64` of linux/audit.h.
-const ARCH_X86_64: u32 = 0xC000_003E;
+/// The architecture whose numbers the lists have, as the kernel names it: `AUDIT_ARCH_X86_64` of linux/audit.h.
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xC000_003E;
+/// The architecture whose numbers the lists have, as the kernel names it: `AUDIT_ARCH_AARCH64` of linux/audit.h.
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xC000_00B7;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!(
+    "the filter of system calls needs ARCHITECTURE here, and ALLOWED_HERE in calls.rs, for this architecture"
+);
 
 fn number(call: c_long) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
@@ -63,7 +71,7 @@ fn program() -> Vec<sock_filter> {
     for (call, steps) in checks::all() {
         checks.insert(number(call), steps);
     }
-    for &call in calls::ALLOWED {
+    for &call in calls::ALLOWED.iter().chain(calls::ALLOWED_HERE) {
         checks.insert(number(call), vec![Return(Allow)]);
     }
     for &call in calls::PRIVILEGED {
@@ -72,7 +80,7 @@ fn program() -> Vec<sock_filter> {
     let ranges = cover(checks, &absent);
     let mut steps = vec![
         Load(data::ARCH),
-        SkipIfEqual(ARCH_X86_64, 1),
+        SkipIfEqual(ARCHITECTURE, 1),
         Return(Errno(libc::ENOSYS)),
         Load(data::NUMBER),
     ];

@@ -68,7 +68,7 @@ class Fresh:
         found = set()
         for directory, names, files in os.walk(self.root):
             below = Path(directory).relative_to(self.root)
-            if str(below) in {"proc", "sys", "dev", "run", "tmp", "mnt", "var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "var/lib/systemd", "var/lib/rpm"}:
+            if str(below) in {"proc", "sys", "dev", "run", "tmp", "mnt", "var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "var/lib/systemd", "var/lib/rpm", "var/lib/dnf"}:
                 names.clear()
                 continue
             # A question to `rpm` makes its database.

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-import hoststate
+from harness import hoststate
 import paused
 from guest import (
     BINARY,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import hoststate
+from harness import hoststate
 
 BINARY = "/usr/bin/ringfence" if sys.argv[1:] == ["systemd"] else "/usr/local/bin/ringfence"
 PACKAGE = "/opt/guest/ringfence.deb"

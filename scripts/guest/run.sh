@@ -108,7 +108,8 @@ cp -a "$cache/root-$init" "$tree"
 mkdir -p "$tree/lib/modules" "$tree/opt/guest"
 cp -a "$modules" "$tree/lib/modules/"
 chroot "$tree" depmod "$release"
-install -m 755 "$here/init" "$here"/{check,guest,paused}.py "$root/conformance/harness/hoststate.py" "$tree/opt/guest/"
+install -m 755 "$here/init" "$here"/{check,guest,paused}.py "$tree/opt/guest/"
+install -D -m 644 -t "$tree/opt/guest/harness" "$root"/conformance/harness/{__init__,hoststate,patience}.py
 # Its interpreter and libraries are named by absolute paths.
 criu=$(criu_unpacked)
 mkdir -p "$tree$(dirname "$criu")"

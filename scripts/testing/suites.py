@@ -413,7 +413,7 @@ ALL: tuple[Suite, ...] = (
         alone=True,
     ),
     # Makes a release and two systems, from a mirror: minutes.
-    Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=240, bound=1800, packages=("mmdebstrap", "skopeo", "binutils"), alone=True),
+    Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=420, bound=1800, packages=("mmdebstrap", "skopeo", "binutils", "rpm", "createrepo-c"), alone=True),
     Suite("fence", "fence", ("fence",), seconds=650, bound=2700, environment=CRIU | GO, packages=("npm",)),
     Suite("crash", "crash", (*BESIDE, "crash"), seconds=350, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
     Suite("crash-alone", "crash", (*ALONE, *alone_files("crash")), seconds=20, environment=CRIU, fewer=FEWER_CYCLES, alone=True),

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -25,42 +23,16 @@ import pytest
 from harness import hoststate
 from harness.hoststate import HostState, left_over
 from harness.patience import within
-from harness.platform import binary
 from harness.traffic import until
 from install.fresh import Fresh
+from install.systems import HAVE, PORT, UBUNTU, first_output, keyring_of_ubuntu, made, mirror, own_answers, serving, unpacked
 
 pytestmark = pytest.mark.alone("systems of their own use the control groups of the host")
 
-ROOT = Path(__file__).resolve().parents[2]
-HAVE = "ca-certificates,curl,e2fsprogs,openssl,rpm"
 # The promise, and what one of two cores beside other work may take.
 FIRST_OUTPUT_S = 60.0
-PORT = 8000
-UBUNTU = frozenset({"noble"})
-# What apt says of a mirror that a network does not have.
-UNREACHED = ("Could not resolve", "Temporary failure resolving", "Could not connect", "Unable to connect")
 # Files of the package of ext4.
 MKFS = ("mke2fs", "mkfs.ext4")
-
-
-@pytest.fixture(scope="session")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All files of a release, of the program under test."""
-    work = tmp_path_factory.mktemp("release")
-    # Symbols are most of it, and a release has none.
-    program = work / "ringfence"
-    subprocess.run(["strip", "-o", program, binary()], check=True)
-    key = work / "key.pem"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True, capture_output=True)
-    made = subprocess.run(
-        [ROOT / "scripts" / "release.sh", "--fast", work / "dist"],
-        env=os.environ | {"RINGFENCE_BIN": str(program), "RINGFENCE_SIGNING_KEY_FILE": str(key)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert made.returncode == 0, made.stdout
-    return work / "dist"
 
 
 @pytest.fixture(scope="session", params=["bookworm", "trixie", "noble"])
@@ -69,8 +41,9 @@ def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     place = tmp_path_factory.mktemp("system")
     if request.param not in UBUNTU:
         return made(place, request.param, HAVE, mirror())
-    # Its mirror is the one that mmdebstrap knows.
-    return made(place, request.param, HAVE, "--components=main,universe", f"--keyring={keyring_of_ubuntu(place)}")
+    # Its mirror is the one that mmdebstrap knows. Only root can read what is in a directory of tests.
+    words = ["--components=main,universe", f"--keyring={keyring_of_ubuntu(place)}", '--aptopt=APT::Sandbox::User "root"']
+    return made(place, request.param, HAVE, *words)
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +62,8 @@ def system_of_rpm(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     files = "\n".join(f"/usr/sbin/{name}" for name in MKFS)
     spec.write_text(
         "Name: e2fsprogs\nVersion: 1\nRelease: 1\nSummary: Tools of ext4\nLicense: GPL\nAutoReqProv: no\n"
+        # The shell of scripts, which every system of RPM has from another package.
+        "Provides: /bin/sh\n"
         f"%description\nTools of ext4.\n%install\ncp -a {built}/root/. %{{buildroot}}/\n%files\n{files}\n"
     )
     # The tool of a host that may have no such thing as its own packages' database.
@@ -102,59 +77,13 @@ def system_of_rpm(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     sources = root / "etc" / "yum.repos.d"
     sources.mkdir(exist_ok=True)
     (sources / "local.repo").write_text("[local]\nname=local\nbaseurl=file:///srv/repository\nenabled=1\ngpgcheck=0\n")
+    variables = root / "etc" / "dnf" / "vars"
+    variables.mkdir(parents=True, exist_ok=True)
+    (variables / "releasever").write_text("1\n")
     archive = place / "system.tar"
     subprocess.run(["tar", "--numeric-owner", "-C", root, "-cf", archive, "."], check=True)
     shutil.rmtree(root)
     return [archive]
-
-
-def made(place: Path, suite: str, packages: str, *words: str) -> Path:
-    """Makes a root file system; its archive. What cannot be reached is no fault of what is tested."""
-    archive = place / "root.tar"
-    excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
-    mirrors = [word for word in words if not word.startswith("--")]
-    options = [word for word in words if word.startswith("--")]
-    ran = subprocess.run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", *excluded, *options, suite, archive, *mirrors],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if suite in UBUNTU and any(sign in ran.stdout for sign in UNREACHED):
-        pytest.skip(f"the archive of {suite} is not reached from here")
-    assert ran.returncode == 0, ran.stdout
-    return archive
-
-
-def keyring_of_ubuntu(place: Path) -> Path:
-    """The keys of Ubuntu's archive, from a package of Debian's, which Debian signs."""
-    own = place / "apt"
-    for directory in ("lists/partial", "cache/archives/partial"):
-        (own / directory).mkdir(parents=True)
-    (own / "sources.list").write_text(f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {mirror()} trixie main\n")
-    (own / "apt.conf").write_text(
-        f'Dir::Etc::sourcelist "{own}/sources.list";\nDir::Etc::sourceparts "-";\nDir::State::lists "{own}/lists";\n'
-        f'Dir::Cache "{own}/cache";\nAPT::Sandbox::User "root";\n'
-    )
-    environment = os.environ | {"APT_CONFIG": str(own / "apt.conf")}
-    for words in (["update"], ["download", "ubuntu-keyring"]):
-        subprocess.run(["apt-get", "-qq", *words], check=True, capture_output=True, cwd=own, env=environment)
-    [package] = own.glob("*.deb")
-    subprocess.run(["dpkg-deb", "-x", package, own / "package"], check=True)
-    return own / "package" / "usr" / "share" / "keyrings" / "ubuntu-archive-keyring.gpg"
-
-
-def mirror() -> str:
-    words = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]
-    sites = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
-    return next(site for site in sites if site.rstrip("/").endswith("/debian"))
-
-
-def unpacked(archives: list[Path], into: Path) -> Path:
-    into.mkdir()
-    for archive in archives:
-        subprocess.run(["tar", "--numeric-owner", "-xpf", archive, "-C", into, "--exclude=./dev/*"], check=True)
-    return into
 
 
 @contextmanager
@@ -163,23 +92,12 @@ def fresh(archives: list[Path], place: Path, served: Path) -> Iterator[Fresh]:
     before = HostState.take()
     hoststate.own(place / "root" / "var" / "lib" / "ringfence")
     own = Fresh(unpacked(archives, place / "root"))
-    server = None
     try:
-        words = [sys.executable, "-m", "http.server", str(PORT), "--bind", "127.0.0.1", "--directory", served]
-        server = subprocess.Popen(own.beside(*words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until(lambda: own_answers(own, PORT), "the server of the files answers")
-        yield own
+        with serving(own, served):
+            yield own
     finally:
-        if server:
-            server.kill()
-            server.wait(30)
         own.close()
     assert left_over(before) == {}
-
-
-def own_answers(own: Fresh, port: int, path: str = "/") -> bool:
-    words = ["curl", "--silent", "--fail", "--output", "/dev/null", f"http://127.0.0.1:{port}{path}"]
-    return subprocess.run(own.beside(*words)).returncode == 0
 
 
 @contextmanager
@@ -195,22 +113,6 @@ def running(own: Fresh, log: Path, *command: str) -> Iterator[None]:
         # `nsenter` gives no signals on, so the platform is asked to end.
         subprocess.run(own.inside("/usr/bin/env", "ringfence", "down"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         process.wait(within(60))
-
-
-def first_output(own: Fresh) -> str:
-    """What the newcomer's first program prints."""
-    words = own.run("cat", "/var/lib/ringfence/credentials.env")
-    keys = dict(word.split("=", 1) for line in words.splitlines() for word in shlex.split(line, comments=True) if "=" in word)
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("E2B_", "RINGFENCE_"))}
-    ran = subprocess.run(
-        own.beside(sys.executable, Path(__file__).with_name("client.py")),
-        env=plain | {name: value for name, value in keys.items() if name.startswith("E2B_")},
-        capture_output=True,
-        text=True,
-        timeout=within(60),
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
 
 
 @pytest.mark.parametrize("form", ["deb", "tarball"])

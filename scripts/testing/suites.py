@@ -84,9 +84,9 @@ def files(directory: str, *names: str) -> tuple[str, ...]:
 
 BESIDE = ("-m", "not alone")
 ALONE = ("-m", "alone")
-# Files that run in the long form alone: systems and images are fetched from a mirror, for minutes; and an older desktop client, which
+# Files that run in the long form alone: systems and images are fetched from mirrors, for minutes; and an older desktop client, which
 # runs the same commands in a sandbox as the newer one.
-LONG_ONLY = frozenset({"install/test_install.py", "desktop/test_older.py", "codeint/test_debian.py"})
+LONG_ONLY = frozenset({"install/test_install.py", "install/test_systemd.py", "desktop/test_older.py", "codeint/test_debian.py"})
 CONFORMANCE = Path(__file__).resolve().parents[2] / "conformance"
 
 
@@ -412,8 +412,8 @@ ALL: tuple[Suite, ...] = (
         environment=CRIU,
         alone=True,
     ),
-    # Makes a release and two systems, from a mirror: minutes.
-    Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=420, bound=1800, packages=("mmdebstrap", "skopeo", "binutils", "rpm", "createrepo-c"), alone=True),
+    # Makes a release and five systems, from mirrors: minutes.
+    Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=480, bound=2400, packages=("mmdebstrap", "skopeo", "binutils", "rpm", "createrepo-c", "systemd-container"), alone=True),
     Suite("fence", "fence", ("fence",), seconds=650, bound=2700, environment=CRIU | GO, packages=("npm",)),
     Suite("crash", "crash", (*BESIDE, "crash"), seconds=350, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
     Suite("crash-alone", "crash", (*ALONE, *alone_files("crash")), seconds=20, environment=CRIU, fewer=FEWER_CYCLES, alone=True),

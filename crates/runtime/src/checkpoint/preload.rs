@@ -95,6 +95,9 @@ mod machine {
     }
 }
 
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("the library that CRIU is started with needs its machine code in `machine` for this architecture");
+
 /// A socket that takes every question and answers none, for [`FILTERS`], and its other end, which has to stay open.
 pub(super) fn filters() -> io::Result<(OwnedFd, OwnedFd)> {
     let (end, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;

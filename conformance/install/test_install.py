@@ -101,7 +101,7 @@ def fresh(archives: list[Path], place: Path, served: Path) -> Iterator[Fresh]:
 
 
 @contextmanager
-def running(own: Fresh, log: Path, *command: str) -> Iterator[None]:
+def running(own: Fresh, log: Path, *command: str, down: tuple[str, ...] = ()) -> Iterator[None]:
     """A platform in the foreground, until a first look at its health succeeds and then for as long as this lasts."""
     with open(log, "wb") as said:
         process = subprocess.Popen(own.inside(*command), stdin=subprocess.DEVNULL, stdout=said, stderr=said)
@@ -111,7 +111,7 @@ def running(own: Fresh, log: Path, *command: str) -> Iterator[None]:
         yield
     finally:
         # `nsenter` gives no signals on, so the platform is asked to end.
-        subprocess.run(own.inside("/usr/bin/env", "ringfence", "down"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(own.inside("/usr/bin/env", "ringfence", "down", *down), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         process.wait(within(60))
 
 
@@ -145,6 +145,25 @@ def test_from_a_fresh_system_to_the_output_of_a_sandbox(
         own.run("sh", "/tmp/install.sh", "--uninstall", "--purge")
         assert "not installed" in own.run("sh", "/tmp/install.sh", "--uninstall")
         assert own.files() - there == set()
+
+
+def test_a_purge_after_a_platform_with_a_directory_of_its_own(system: Path, release: Path, tmp_path: Path) -> None:
+    """What it left in `/run` is no sign of sandboxes of the package's; a directory that was made and never used has none either."""
+    other = "/srv/other"
+    words = ("sh", "/tmp/install.sh", "--url", f"http://127.0.0.1:{PORT}")
+    with fresh([system], tmp_path, release) as own:
+        hoststate.own(own.root / other.lstrip("/"))
+        there = own.files()
+        own.run("curl", "--silent", "--fail", "--output", "/tmp/install.sh", f"http://127.0.0.1:{PORT}/install.sh")
+        own.run(*words, "--no-start")
+        with running(own, tmp_path / "log", "ringfence", "up", "--data-dir", other, down=("--data-dir", other)):
+            own.run("test", "-d", "/run/ringfence")
+        own.run("sh", "/tmp/install.sh", "--uninstall", "--purge")
+        own.run(*words, "--no-start")
+        own.run("mkdir", "/var/lib/ringfence")
+        own.run("sh", "/tmp/install.sh", "--uninstall", "--purge")
+        left = {name for name in own.files() - there if not name.startswith(other.lstrip("/"))}
+        assert left == set()
 
 
 def test_an_rpm_by_its_own_tools(system_of_rpm: list[Path], release: Path, tmp_path: Path) -> None:

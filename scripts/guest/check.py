@@ -407,6 +407,7 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
         @check("a delegated unit changes nothing: sandboxes have their limits, outside of it")
         def _() -> str:
             drop_in = Path("/run/systemd/system/ringfence.service.d/delegate.conf")
+            drop_in.parent.mkdir(parents=True, exist_ok=True)
             drop_in.write_text("[Service]\nDelegate=yes\n")
             run("systemctl", "daemon-reload")
             run("systemctl", "restart", "ringfence")

@@ -138,7 +138,7 @@ class Interpreter:
     async def _stream(self, answer: web.StreamResponse, said: AsyncGenerator[Event, None]) -> bytes:
         """Writes events as the client takes them, and a sign of life where there are none. Returns what is unwritten at the end.
 
-        Clients up to 2.8.1 take the time between two lines for the timeout of a cell, so there is no sign of life before it is needed:
+        Older clients take the time between two lines for the timeout of a cell, so there is no sign of life before it is needed:
         none at the beginning, since headers are on the way at once. Lines that come at nearly the same time are written together,
         because each write costs everybody on the way a turn.
         """

@@ -30,7 +30,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def queue(platform: Platform) -> Iterator[WorkQueue]:
-    queue = WorkQueue(lease_s=within(4))
+    # What is to come again earlier, a test lets expire.
+    queue = WorkQueue(lease_s=within(30))
     yield queue
     queue.close()
 
@@ -41,7 +42,7 @@ def start(queue: WorkQueue, platform: Platform) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def worker(command: str = "sh", *options: str) -> subprocess.Popen[str]:
-            words = [sys.executable, EXAMPLE, queue.url, command, "--template", "base", "--idle", "2", "--renew", "1", "--wait", "1", *options]
+            words = [sys.executable, EXAMPLE, queue.url, command, "--template", "base", "--idle", "2", "--renew", "0.2", "--wait", "1", *options]
             started = subprocess.Popen(words, env={**os.environ, "QUEUE_TOKEN": TOKEN}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             stack.callback(lambda: (started.kill(), started.wait()))
             return started
@@ -97,8 +98,10 @@ def test_a_worker_that_is_killed_in_the_middle(queue: WorkQueue, start: Start) -
     info = until(lambda: next(iter(sandboxes("cut")), None), "the sandbox is there", within_s=30)
     box = Sandbox.connect(info.sandbox_id, timeout=600)
     until(lambda: box.files.exists("ran"), "the message is being worked at", within_s=30)
+    until(lambda: work.renewed >= 2, "the work is renewed", within_s=30)
     worker.kill()
     worker.wait()
+    queue.expire(work)
     start()
     # It was given out again, and the one that runs is waited for.
     until(lambda: work.given == 2, "the work is given out again", within_s=30)
@@ -107,9 +110,8 @@ def test_a_worker_that_is_killed_in_the_middle(queue: WorkQueue, start: Start) -
     assert answered(work) == (0, "begun\n")
     # One that was done but not answered is not done again.
     box.files.write("ran", "changed")
-    with queue.changed:
-        work.done.clear()
-        work.until = 0
+    work.done.clear()
+    queue.expire(work)
     assert answered(work) == (0, "begun\n")
     assert len(sandboxes("cut")) == 1 and box.files.read("ran") == "changed"
 
@@ -123,6 +125,19 @@ def test_a_sandbox_that_is_lost(queue: WorkQueue, start: Start) -> None:
     box.kill()
     assert answered(work) == (1, "the sandbox of the session has ended")
     assert answered(queue.put("lost", "ls; echo new")) == (0, "new\n")
+
+
+def test_what_cannot_begin_is_left_to_be_given_out_again(queue: WorkQueue, start: Start) -> None:
+    worker = start("sh", "--template", "there-is-none")
+    work = queue.put("early", "echo begun")
+    assert worker.stdout
+    said = [worker.stdout.readline(), worker.stdout.readline()]
+    assert "early/0 is left: " in said[1] and "there-is-none" in said[1] and not work.done.is_set(), said
+    worker.kill()
+    worker.wait()
+    queue.expire(work)
+    start()
+    assert answered(work) == (0, "begun\n")
 
 
 def test_a_worker_that_is_told_to_end_finishes_first(queue: WorkQueue, start: Start) -> None:

@@ -13,6 +13,8 @@ import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -109,16 +111,25 @@ def run(command: list[str], picture: Path) -> dict[str, Any]:
             program.kill()
 
 
-def test_the_client_of_python(template: str, tmp_path: Path) -> None:
-    assert run([sys.executable, str(HERE / "client.py")], tmp_path / "screen.png") == {**WANT, "pictures": 2}
-
-
-def test_the_client_of_javascript(template: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def programs(template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+    """What the programs of both clients find. They run side by side, because most of the time they wait for their desktops."""
+    own = tmp_path_factory.mktemp("programs")
     # Node finds packages beside the program.
-    program = tmp_path / "client.mjs"
-    program.write_text((HERE / "client.mjs").read_text())
-    (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
-    assert run([os.environ["RINGFENCE_NODE"], str(program)], tmp_path / "screen.png") == {**WANT, "pictures": 3}
+    script = own / "client.mjs"
+    script.write_text((HERE / "client.mjs").read_text())
+    (own / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
+    commands = {"python": [sys.executable, str(HERE / "client.py")], "javascript": [os.environ["RINGFENCE_NODE"], str(script)]}
+    with ThreadPoolExecutor(len(commands)) as pool:
+        yield {name: pool.submit(run, command, own / f"{name}.png") for name, command in commands.items()}
+
+
+def test_the_client_of_python(programs: dict[str, Future[dict[str, Any]]]) -> None:
+    assert programs["python"].result() == {**WANT, "pictures": 2}
+
+
+def test_the_client_of_javascript(programs: dict[str, Future[dict[str, Any]]]) -> None:
+    assert programs["javascript"].result() == {**WANT, "pictures": 3}
 
 
 def test_the_example(template: str, tmp_path: Path) -> None:

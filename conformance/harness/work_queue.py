@@ -24,6 +24,7 @@ class Work:
     kind: str
     text: str
     given: int = 0
+    renewed: int = 0
     until: float = 0.0
     answer: dict[str, Any] | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -73,6 +74,12 @@ class WorkQueue:
             self.changed.notify_all()
         return work
 
+    def expire(self, work: Work) -> None:
+        """Gives something out again, as if it had not been renewed in time."""
+        with self.changed:
+            work.until = 0
+            self.changed.notify_all()
+
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
         url = urlsplit(path)
         parts = url.path.split("/")
@@ -86,6 +93,7 @@ class WorkQueue:
             if work.done.is_set():
                 return 410, None
             work.until = time.monotonic() + self.lease_s
+            work.renewed += parts[3] == "renew"
             if parts[3] == "done":
                 work.answer = json.loads(body)
                 work.done.set()

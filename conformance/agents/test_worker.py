@@ -64,6 +64,13 @@ def answered(work: Work) -> tuple[int, str]:
     return work.answer["code"], work.answer["output"]
 
 
+def kill(worker: subprocess.Popen[str], queue: WorkQueue) -> None:
+    """Kills a worker, the only one, and waits until the queue has nothing of it."""
+    worker.kill()
+    worker.wait()
+    until(lambda: queue.waiting == 0, "the queue waits for nobody")
+
+
 def test_sessions(queue: WorkQueue, start: Start) -> None:
     start()
     # A process of a session is there at its next message, as its files are.
@@ -99,8 +106,7 @@ def test_a_worker_that_is_killed_in_the_middle(queue: WorkQueue, start: Start) -
     box = Sandbox.connect(info.sandbox_id, timeout=600)
     until(lambda: box.files.exists("ran"), "the message is being worked at", within_s=30)
     until(lambda: work.renewed >= 2, "the work is renewed", within_s=30)
-    worker.kill()
-    worker.wait()
+    kill(worker, queue)
     queue.expire(work)
     start()
     # It was given out again, and the one that runs is waited for.
@@ -133,8 +139,7 @@ def test_what_cannot_begin_is_left_to_be_given_out_again(queue: WorkQueue, start
     assert worker.stdout
     said = [worker.stdout.readline(), worker.stdout.readline()]
     assert "early/0 is left: " in said[1] and "there-is-none" in said[1] and not work.done.is_set(), said
-    worker.kill()
-    worker.wait()
+    kill(worker, queue)
     queue.expire(work)
     start()
     assert answered(work) == (0, "begun\n")

@@ -36,6 +36,8 @@ class WorkQueue:
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.all: list[Work] = []
+        # Requests that wait for work. One of a worker that was killed still takes what comes next.
+        self.waiting = 0
         self.changed = threading.Condition()
         queue = self
 
@@ -84,7 +86,11 @@ class WorkQueue:
         url = urlsplit(path)
         parts = url.path.split("/")
         if method == "GET" and url.path == "/work":
+            with self.changed:
+                self.waiting += 1
             work = self.take(float(parse_qs(url.query)["wait"][0]))
+            with self.changed:
+                self.waiting -= 1
             return (200, {"id": work.id, "session": work.session, "kind": work.kind, "text": work.text}) if work else (204, None)
         work = next((work for work in self.all if len(parts) == 4 and work.id == unquote(parts[2])), None)
         if method != "POST" or work is None:

@@ -107,6 +107,10 @@ pub(crate) async fn start(
         Err(error @ StartError::Exists(_)) => return Err(failed(error)),
         Err(StartError::NoLayer(layer)) => return Err(NodeError::NoLayer(layer)),
         Err(StartError::Unrestorable(why)) => return Err(NodeError::Refused(why)),
+        Err(StartError::Damaged(why)) => {
+            clean_failed_start(shared, tasks, id, new_disk, clean_timeout).await;
+            return Err(NodeError::Refused(why));
+        }
         Err(StartError::Failed(error)) => {
             clean_failed_start(shared, tasks, id, new_disk, clean_timeout).await;
             return Err(failed(error));

@@ -258,7 +258,7 @@ impl Driver for ContainerDriver {
                     (false, None) => return Err(io::Error::other("unexpected reply from the launcher").into()),
                     (true, figures) => {
                         let subject = running.subject(self);
-                        match self.storage.copied_checkpoint_bytes(&name.disk) {
+                        match self.storage.copied_checkpoint(&name.disk) {
                             Some(_) => subject.wake_copy(figures.as_ref())?,
                             None => subject.wake_agent(figures.as_ref())?,
                         }
@@ -276,6 +276,7 @@ impl Driver for ContainerDriver {
                 self.release_slot(&request.id);
                 Err(StartError::Unrestorable(why))
             }
+            (Reply::Damaged(why), ..) => Err(StartError::Damaged(why)),
             (Reply::Failed(why), ..) => Err(io::Error::other(why).into()),
             _ => Err(io::Error::other("unexpected reply from the launcher").into()),
         }

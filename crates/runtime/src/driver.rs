@@ -205,6 +205,10 @@ pub enum StartError {
     /// The checkpoint cannot be restored, for a reason that is for the client. Nothing was started.
     #[error("{0}")]
     Unrestorable(String),
+    /// The checkpoint is damaged, as was found while it was restored, with what is, for the client. Nothing of it has run;
+    /// [`Driver::clean`] has to be called.
+    #[error("{0}")]
+    Damaged(String),
     /// A step failed. Nothing is running any more; [`Driver::clean`] has to be called, and for a new disk
     /// [`Storage::remove_disk`].
     #[error(transparent)]

@@ -14,6 +14,7 @@
 mod child;
 mod fixtures;
 mod ids;
+mod pages;
 mod prepare;
 mod progress;
 mod restore;

@@ -22,6 +22,7 @@ use protocol::node::{LayerInfo, MemoryInfo};
 
 use crate::checkpoint::About;
 use crate::checkpoint::agents::Agents;
+use crate::checkpoint::sums::Compared;
 use crate::kept::KeptDisks;
 use crate::launchers::Helpers;
 use crate::layers::Layers;
@@ -54,8 +55,8 @@ pub struct Storage {
     pub(crate) kept: KeptDisks,
     memories: Memories,
     pub(crate) agents: Arc<Agents>,
-    /// The disks of copied sandboxes that were not restored yet, and the sizes of their checkpoints in bytes.
-    forks: Mutex<HashMap<DiskId, u64>>,
+    /// The disks of copied sandboxes that were not restored yet, and what is known of their checkpoints.
+    forks: Mutex<HashMap<DiskId, Compared>>,
     /// Disk sizes, in MiB, whose template exists.
     disk_sizes: Mutex<BTreeSet<u32>>,
     /// None where the driver starts no processes for it.

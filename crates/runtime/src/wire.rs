@@ -165,6 +165,8 @@ pub(crate) struct Checkpoint {
     pub(crate) directory: PathBuf,
     /// Size of the checkpoint, in bytes.
     pub(crate) bytes: u64,
+    /// Whether the content of its pages was not compared with their checksums yet.
+    pub(crate) pages_remain: bool,
 }
 
 impl Checkpoint {
@@ -219,6 +221,9 @@ pub(crate) enum Reply {
     },
     /// The files cannot be a layer.
     Refused(String),
+    /// The pages of the checkpoint are damaged, as was found while they were restored. Nothing of it has run; what is left is the
+    /// same as when it had failed.
+    Damaged(String),
     /// There is no space for the layer.
     Full(String),
     /// All that is left of the attempt are its groups and its checkpoint, which the driver removes.

@@ -225,6 +225,15 @@ impl Criu {
         self.answer(true)
     }
 
+    /// Has CRIU fail at the step at which it waits, where it can still do that. At `post-restore` it ends what it has restored,
+    /// of which nothing has run, and removes the names that it gave to deleted files.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(crate) fn refuse(&mut self) -> io::Result<()> {
+        self.answer(false)
+    }
+
     fn answer(&self, goes_on: bool) -> io::Result<()> {
         wire::send(self.connection.as_fd(), &rpc::answer(goes_on), &[])
     }

@@ -24,6 +24,8 @@ const BUFFER: usize = 256 * 1024;
 /// waiting meanwhile, the database with every request that changes something: for up to 80 ms with 200 MB, on a disk that
 /// writes 1.5 GB in a second.
 const STRETCH: u64 = 8 << 20;
+/// Pages whose content is compared before a restore, in bytes: it takes about as long as starting a process that does so meanwhile.
+const FEW_PAGES: u64 = 4 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Sum {
@@ -66,11 +68,39 @@ pub(crate) fn write(checkpoint: &Path, cancel: &Cancel) -> io::Result<()> {
     File::open(checkpoint)?.sync_all()
 }
 
-/// Compares a checkpoint with its checksums, and returns its size in bytes.
+/// Compares a checkpoint with its checksums, but for the content of many pages, which [`check_pages`] compares: that takes
+/// about as long as it takes to restore them, and can be done at the same time. What CRIU is told by the other files is known to
+/// be right then, and pages are only copied.
 ///
 /// # Errors
 /// When it is damaged, with what is. When it is not there.
-pub(crate) fn check(checkpoint: &Path) -> io::Result<u64> {
+pub(crate) fn check_but_pages(checkpoint: &Path) -> io::Result<Compared> {
+    let are_many = bytes_of_pages(checkpoint)? > FEW_PAGES;
+    let mut compared = compare(checkpoint, |name| !are_many || !is_pages(name))?;
+    compared.pages_remain = are_many;
+    Ok(compared)
+}
+
+/// Compares the pages of a checkpoint with their checksums.
+///
+/// # Errors
+/// As [`check_but_pages`].
+pub(crate) fn check_pages(checkpoint: &Path) -> io::Result<()> {
+    compare(checkpoint, is_pages).map(drop)
+}
+
+/// What was compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Compared {
+    /// Size of the checkpoint, in bytes.
+    pub(crate) bytes: u64,
+    /// Whether only the length of its pages was compared.
+    pub(crate) pages_remain: bool,
+}
+
+/// Compares the files of a checkpoint with what was noted about them: the length of each, and the content of those that are
+/// wanted.
+fn compare(checkpoint: &Path, is_wanted: impl Fn(&str) -> bool) -> io::Result<Compared> {
     let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("the image is damaged: {what}"));
     let sums = fs::read(checkpoint.join(FILE))?;
     let sums: BTreeMap<String, Sum> =
@@ -85,12 +115,32 @@ pub(crate) fn check(checkpoint: &Path) -> io::Result<u64> {
         if length != want.bytes {
             return Err(damaged(format!("{name} has {length} bytes instead of {}", want.bytes)));
         }
-        if sum(&file, |_| Ok(()))? != want {
+        if is_wanted(&name) && sum(&file, |_| Ok(()))? != want {
             return Err(damaged(format!("the checksum of {name} is wrong")));
         }
         bytes += length;
     }
+    Ok(Compared {
+        bytes,
+        pages_remain: false,
+    })
+}
+
+/// Length of the files of a checkpoint that have pages, in bytes.
+fn bytes_of_pages(checkpoint: &Path) -> io::Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(checkpoint)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_pages) {
+            bytes += entry.metadata()?.len();
+        }
+    }
     Ok(bytes)
+}
+
+/// Whether a file of a checkpoint has the content of memory, and nothing else.
+fn is_pages(name: &str) -> bool {
+    name.starts_with("pages-")
 }
 
 /// The space that the files of a checkpoint take on the disk, in bytes; 0 if there is none.
@@ -137,6 +187,13 @@ mod tests {
     /// Some stretches, and a part of one.
     const LENGTH: usize = (25 << 20) + 1;
 
+    /// Compares all of a checkpoint, and returns its size in bytes.
+    fn check(checkpoint: &Path) -> io::Result<u64> {
+        let compared = check_but_pages(checkpoint)?;
+        check_pages(checkpoint)?;
+        Ok(compared.bytes)
+    }
+
     #[test]
     fn damage_is_found() {
         let dir = tempfile::tempdir().unwrap();
@@ -164,6 +221,50 @@ mod tests {
         fs::write(checkpoint.join(FILE), "{").unwrap();
         assert!(why().contains("sums.json"), "{}", why());
         assert_eq!(space(&checkpoint.join("nowhere")).unwrap(), 0);
+    }
+
+    #[test]
+    fn many_pages_are_compared_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = dir.path();
+        let [pages, core] = ["pages-1.img", "core-1.img"].map(|name| checkpoint.join(name));
+        for (length, pages_remain) in [(LENGTH, true), (1 << 20, false)] {
+            fs::write(&pages, vec![7; length]).unwrap();
+            fs::write(&core, "a message").unwrap();
+            write(checkpoint, &Cancel::new().unwrap()).unwrap();
+            let bytes = length as u64 + 9;
+            let whole = Compared { bytes, pages_remain };
+            assert_eq!(check_but_pages(checkpoint).unwrap(), whole);
+            check_pages(checkpoint).unwrap();
+
+            let mut flipped = vec![7; length];
+            flipped[length / 2] ^= 1;
+            fs::write(&pages, &flipped).unwrap();
+            assert_eq!(check_but_pages(checkpoint).is_ok(), pages_remain);
+            let error = check_pages(checkpoint).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert!(
+                error.to_string().contains("the checksum of pages-1.img is wrong"),
+                "{error}"
+            );
+
+            // Their length is compared in any case, and what CRIU reads of the rest is whole before it starts.
+            fs::write(&pages, vec![7; length - 1]).unwrap();
+            assert!(check_but_pages(checkpoint).is_err());
+            fs::write(&pages, vec![7; length]).unwrap();
+            fs::write(&core, "a massage").unwrap();
+            let error = check_but_pages(checkpoint).unwrap_err();
+            assert!(error.to_string().contains("core-1.img"), "{error}");
+            check_pages(checkpoint).unwrap();
+            fs::remove_file(&pages).unwrap();
+            assert!(
+                check_but_pages(checkpoint)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("pages-1.img is missing")
+            );
+            assert!(check_pages(checkpoint).is_err());
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::cancel::{Cancel, Raced};
 use crate::checkpoint::host::HostFeatures;
 use crate::checkpoint::program::Program;
 use crate::checkpoint::save::AtRest;
+use crate::checkpoint::sums::Compared;
 use crate::checkpoint::{About, criu, facts, sums};
 use crate::driver::{StartError, WriteError};
 use crate::launchers::Once;
@@ -272,16 +273,17 @@ impl ContainerDriver {
                 "the packages of the host have changed, and its processes use files of the earlier ones",
             ));
         }
-        if let Some(bytes) = self.storage.copied_checkpoint_bytes(&name.disk) {
-            // Written a moment ago, and never read by another platform.
+        if let Some(Compared { bytes, pages_remain }) = self.storage.copied_checkpoint(&name.disk) {
+            // Checked when it was copied, as far as it has to be.
             return Ok(Checkpoint {
                 program,
                 directory,
                 bytes,
+                pages_remain,
             });
         }
-        match sums::check(&directory) {
-            Ok(bytes) => {
+        match sums::check_but_pages(&directory) {
+            Ok(Compared { bytes, pages_remain }) => {
                 if let Some(why) = self.unfit(&program, &directory)? {
                     return Err(StartError::Unrestorable(why));
                 }
@@ -289,6 +291,7 @@ impl ContainerDriver {
                     program,
                     directory,
                     bytes,
+                    pages_remain,
                 })
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(refused(&error.to_string())),

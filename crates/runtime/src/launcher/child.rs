@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use crate::{setup, sys, wire};
 
@@ -182,6 +182,17 @@ pub(super) fn run_child(
     let Err(failure) = work(report.as_fd());
     let _ = wire::send(report.as_fd(), failure.to_string().as_bytes(), &[]);
     sys::exit_now(1)
+}
+
+/// Has this process killed when its parent ends, which has this pid: one that waits for something in the sandbox would stay.
+pub(super) fn end_with(parent: Pid) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    if rustix::process::getppid() == Some(parent) {
+        Ok(())
+    } else {
+        // It has ended before.
+        sys::exit_now(1)
+    }
 }
 
 pub(super) fn reported(message: Option<(Vec<u8>, Vec<OwnedFd>)>) -> io::Error {

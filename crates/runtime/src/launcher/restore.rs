@@ -8,8 +8,10 @@
 //!   put everything below one root
 //!   start it  ────────────────────────────────▶ create the namespaces
 //!   set up lo and eth0           ◀───────────── setup-namespaces
-//!                                               restore mounts, files, memory
-//!   attach the sysfs of the network ◀────────── post-restore
+//!   compare the pages with their                restore mounts, files, memory
+//!   checksums, in a child (`pages`)
+//!   wait for the result,         ◀───────────── post-restore
+//!   attach the sysfs of the network
 //!   end connections that lead out,
 //!   move the agent to its groups,
 //!   freeze the workload          ◀───────────── pre-resume
@@ -37,11 +39,11 @@ use model::resources::Resources;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::MountFlags;
 use rustix::net::SocketType;
-use rustix::process::{Pid, Signal};
 
 use super::Launcher;
-use super::child::{ChildWait, Unfinished, has_ended, pair, reported, run_child};
+use super::child::{ChildWait, Unfinished, end_with, has_ended, pair, reported, run_child};
 use super::ids::{clone_as, map_ids};
+use super::pages::PagesCheck;
 use super::prepare::{Attached, FileSystems, Wanted};
 use super::progress::{LOOK, Progress};
 use super::steps::{During, STEP, Stages};
@@ -186,14 +188,14 @@ impl Launcher {
             step: STEP * 2 + checkpoint.time_to_read(),
         };
         let told = wait.receive(ours.as_fd()).during("restore")?;
-        let pid = match &told {
-            Some((message, _)) => std::str::from_utf8(message)
-                .ok()
-                .and_then(|text| text.strip_prefix("restored ")?.parse::<i32>().ok()),
-            None => None,
+        let text = |told: &Option<(Vec<u8>, Vec<OwnedFd>)>| {
+            let (message, _) = told.as_ref()?;
+            String::from_utf8(message.clone()).ok()
         };
-        let Some(pid) = pid else {
-            return Err(reported(told)).during("restore the processes");
+        let pid = match text(&told).as_deref().map(Outcome::parse) {
+            Some(Some(Outcome::Restored(pid))) => pid,
+            Some(Some(Outcome::Damaged(why))) => return Ok((Reply::Damaged(why), Vec::new())),
+            Some(None) | None => return Err(reported(told)).during("restore the processes"),
         };
         // It exits once it has reported; CRIU has exited before.
         let _ = has_ended(conductor.first(), STEP);
@@ -383,21 +385,53 @@ fn user_namespace(base_id: u32) -> io::Result<OwnedFd> {
     Ok(user)
 }
 
+/// How a restore has ended that was not interrupted, as the conductor tells the launcher.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The pid of the agent.
+    Restored(i32),
+    /// What of the checkpoint is damaged. Nothing that was restored has run.
+    Damaged(String),
+}
+
+impl Outcome {
+    fn text(&self) -> String {
+        match self {
+            Self::Restored(pid) => format!("restored {pid}"),
+            Self::Damaged(why) => format!("damaged {why}"),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text.split_once(' ')? {
+            ("restored", pid) => pid.parse().ok().map(Self::Restored),
+            ("damaged", why) => Some(Self::Damaged(why.to_owned())),
+            _ => None,
+        }
+    }
+}
+
 /// Runs in the conductor.
 fn conduct(
     socket: BorrowedFd<'_>,
     tree: &crate::cgroup::open::OpenTree,
     parts: &Parts<'_>,
 ) -> Result<Infallible, Failure> {
-    let pid = run(socket, tree, parts).map_err(|error| setup::failure("", error))?;
-    let told = wire::send(socket, format!("restored {pid}").as_bytes(), &[]);
+    let outcome = run(socket, tree, parts).map_err(|error| setup::failure("", error))?;
+    let told = wire::send(socket, outcome.text().as_bytes(), &[]);
     told.map_err(|error| setup::failure("report", error))?;
     sys::exit_now(0)
 }
 
-fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Parts<'_>) -> io::Result<i32> {
+fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Parts<'_>) -> io::Result<Outcome> {
     checkpoint::sys::notice_children();
     enter_jail(parts).during("mount the sandbox's file systems")?;
+    let pages = parts
+        .checkpoint
+        .pages_remain
+        .then(|| PagesCheck::begin(Path::new(jail::CHECKPOINT)));
+    let mut pages = pages.transpose().during("compare the pages")?;
+    let mut damage = None;
     let source = |point: &str| mounts::source_at(point, parts.sources.names(), parts.figures.is_some());
     let mut settings = CriuSettings::new();
     settings.set("root", jail::ROOT)?;
@@ -444,7 +478,16 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                         let interface = parts.interface;
                         in_child(|| set_up_network(init, interface)).during("network")?;
                     }
-                    "post-restore" => in_child(|| attach_sysfs(init)).during("attach /sys/.../net")?,
+                    "post-restore" => {
+                        // All memory is there, and CRIU ends the processes if it may not go on. It would not do that later.
+                        damage = damage_of(&mut pages)?;
+                        if damage.is_some() {
+                            criu.refuse()?;
+                            progress.again();
+                            continue;
+                        }
+                        in_child(|| attach_sysfs(init)).during("attach /sys/.../net")?;
+                    }
                     "pre-resume" => {
                         // Before anything in it runs.
                         unreadable(parts.program)?;
@@ -460,8 +503,12 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                 criu.go()?;
                 progress.again();
             }
-            CriuEvent::Ended(0) if is_restored => return Ok(agent),
+            CriuEvent::Ended(0) if is_restored => return Ok(Outcome::Restored(agent)),
             CriuEvent::Ended(status) => {
+                // It may have failed for that reason.
+                if let Some(why) = damage.or(damage_of(&mut pages)?) {
+                    return Ok(Outcome::Damaged(why));
+                }
                 let why = criu.why();
                 return Err(io::Error::other(if why.is_empty() {
                     format!("CRIU exited with status {status}")
@@ -471,6 +518,11 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
             }
         }
     }
+}
+
+/// What of the pages is damaged, once they are compared, if anything is; none if they were compared before.
+fn damage_of(pages: &mut Option<PagesCheck>) -> io::Result<Option<String>> {
+    pages.take().map_or(Ok(None), |check| check.damage())
 }
 
 /// Makes a root with what CRIU needs, and enters it.
@@ -501,17 +553,6 @@ fn enter_jail(parts: &Parts<'_>) -> io::Result<()> {
 
 /// Where the map of ids of the sandbox's slot is, in the root for CRIU.
 const IDS: &str = "/ringfence/ids";
-
-/// Has this process killed when its parent ends, which has this pid: one that waits for something in the sandbox would stay.
-fn end_with(parent: Pid) -> io::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    if rustix::process::getppid() == Some(parent) {
-        Ok(())
-    } else {
-        // It has ended before.
-        sys::exit_now(1)
-    }
-}
 
 /// Runs `work` in a child, so that this process stays in its namespaces. The child ends with this process.
 fn in_child(work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {

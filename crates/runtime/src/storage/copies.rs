@@ -15,7 +15,7 @@ use std::path::Path;
 use model::id::DiskId;
 
 use super::Storage;
-use crate::checkpoint::sums;
+use crate::checkpoint::sums::{self, Compared};
 use crate::stored::Fork;
 use crate::{disk, usage};
 
@@ -23,16 +23,16 @@ use crate::{disk, usage};
 #[derive(Debug)]
 pub(super) struct Source<'a> {
     pub(super) disk: &'a DiskId,
-    /// Its checkpoint, and the size of that in bytes.
+    /// Its checkpoint, and what is known of that.
     pub(super) checkpoint: &'a Path,
-    pub(super) bytes: u64,
+    pub(super) compared: Compared,
     /// The version of `base` below the files.
     pub(super) base: Option<String>,
 }
 
 impl Storage {
-    /// The size of the checkpoint of a copy that was not restored yet, in bytes; none if the disk is not that of one.
-    pub(crate) fn copied_checkpoint_bytes(&self, disk: &DiskId) -> Option<u64> {
+    /// What is known of the checkpoint of a copy that was not restored yet; none if the disk is not that of one.
+    pub(crate) fn copied_checkpoint(&self, disk: &DiskId) -> Option<Compared> {
         self.forks.lock().get(disk).copied()
     }
 
@@ -43,7 +43,12 @@ impl Storage {
     pub(crate) fn finish_copy(&self, copy: &Fork) -> io::Result<()> {
         let directory = self.kept.checkpoint(&copy.id, &copy.disk);
         fs::rename(self.kept.unfinished_checkpoint(&copy.id, &copy.disk), &directory)?;
-        self.forks.lock().insert(copy.disk.clone(), sums::space(&directory)?);
+        let compared = Compared {
+            bytes: sums::space(&directory)?,
+            // Written a moment ago, and never read by another platform.
+            pages_remain: false,
+        };
+        self.forks.lock().insert(copy.disk.clone(), compared);
         Ok(())
     }
 
@@ -82,12 +87,12 @@ impl Storage {
     /// With [`io::ErrorKind::StorageFull`] when the host has no space for it. [`Storage::forget`] and
     /// [`Storage::remove_disk`] remove what is left.
     pub fn copy_fork(&self, from: &Fork, to: &Fork, is_cancelled: &dyn Fn() -> bool) -> io::Result<()> {
-        let bytes = self.forks.lock().get(&from.disk).copied();
+        let compared = self.copied_checkpoint(&from.disk);
         let source = Source {
             disk: &from.disk,
             checkpoint: &self.kept.checkpoint(&from.id, &from.disk),
             base: self.kept.base_of(&from.id, &from.disk),
-            bytes: bytes.ok_or(io::ErrorKind::NotFound)?,
+            compared: compared.ok_or(io::ErrorKind::NotFound)?,
         };
         self.copy_from(&source, to, is_cancelled)
     }
@@ -100,7 +105,7 @@ impl Storage {
         let unfinished = self.kept.unfinished_checkpoint(&to.id, &to.disk);
         share(from.checkpoint, &unfinished)?;
         fs::rename(unfinished, self.kept.checkpoint(&to.id, &to.disk))?;
-        self.forks.lock().insert(to.disk.clone(), from.bytes);
+        self.forks.lock().insert(to.disk.clone(), from.compared);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A copy of a sandbox (`copies`) is used at once or never; this one may be read by another platform, on another kernel, or
 //! after a power cut. So its checkpoint gets checksums, all of it is written out, and every start checks the checkpoint before
-//! anything is copied.
+//! anything is copied, and many pages of it while they are restored.
 
 use std::fs;
 use std::io;
@@ -62,7 +62,7 @@ impl Storage {
             return Err(unusable("the host does not have the memory of the snapshot"));
         };
         let checkpoint = memory.checkpoint();
-        let bytes = match sums::check(&checkpoint) {
+        let compared = match sums::check_but_pages(&checkpoint) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(unusable(&error.to_string())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(unusable("the image of its processes is missing"));
@@ -76,7 +76,7 @@ impl Storage {
             disk: &memory.disk,
             checkpoint: &checkpoint,
             base: memory.base(),
-            bytes,
+            compared,
         };
         match self.copy_from(&source, to, is_cancelled) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {

@@ -5,5 +5,3 @@
 pub mod mounts;
 pub mod node;
 pub mod privileged;
-mod relay;
-pub mod remote;

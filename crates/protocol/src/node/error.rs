@@ -45,6 +45,9 @@ pub enum NodeError {
     /// The request failed on the host.
     #[error(transparent)]
     Failed(Failure),
+    /// The node is not connected: nothing was begun, and a later attempt may succeed.
+    #[error("the node is not connected")]
+    Away,
     /// The node did not answer: whether the request was carried out is unknown.
     #[error("the node did not answer")]
     Unreachable(#[source] Failure),
@@ -171,6 +174,7 @@ mod tests {
                 &["what is needed cannot be fetched: no answer"],
             ),
             (NodeError::Cancelled, "cancelled", &["the request was cancelled"]),
+            (NodeError::Away, "away", &["the node is not connected"]),
             (
                 NodeError::Unsupported("no freezer".to_owned()),
                 "unsupported",

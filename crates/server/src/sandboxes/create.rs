@@ -340,6 +340,7 @@ impl Sandboxes {
             | NodeError::Unsupported(_)
             | NodeError::Cancelled
             | NodeError::Failed(_)
+            | NodeError::Away
             | NodeError::Unreachable(_) => CreateError::Node(error),
         }
     }

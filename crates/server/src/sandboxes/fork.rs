@@ -94,6 +94,7 @@ impl From<NodeError> for ForkError {
             | NodeError::Busy { .. }
             | NodeError::Failed(_)
             | NodeError::Cancelled
+            | NodeError::Away
             | NodeError::Unreachable(_)) => Self::Failed(error),
         }
     }

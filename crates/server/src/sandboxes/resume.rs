@@ -457,7 +457,8 @@ fn has_failed(error: &PauseError) -> bool {
             | NodeError::Busy { .. }
             | NodeError::Unavailable(_)
             | NodeError::Unsupported(_)
-            | NodeError::Cancelled => false,
+            | NodeError::Cancelled
+            | NodeError::Away => false,
         },
         _ => false,
     }
@@ -473,6 +474,7 @@ fn reason_of(error: &PauseError) -> &str {
         PauseError::Node(NodeError::Capacity(_)) => "the host has no capacity for it",
         PauseError::Node(NodeError::NoLayer(_)) => "a layer of its template is not on the host",
         PauseError::Node(NodeError::NotFound(_)) | PauseError::Gone => "the host has not found it",
+        PauseError::Node(NodeError::Away) => "its node is not connected",
         PauseError::Node(NodeError::Unreachable(_)) => "the host did not answer in time",
         _ => "the host failed to start it; the log of the platform has the cause",
     }

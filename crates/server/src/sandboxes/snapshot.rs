@@ -98,6 +98,7 @@ impl From<NodeError> for SnapshotError {
             | NodeError::Busy { .. }
             | NodeError::Cancelled
             | NodeError::Failed(_)
+            | NodeError::Away
             | NodeError::Unreachable(_)) => Self::Failed(error.into()),
         }
     }

@@ -1,13 +1,15 @@
-//! The suites of `it` that involve a node, with encoded byte streams between server and node, which proves that
-//! everything they exchange can be serialized.
+//! The suites of `it` that involve a node, with the link of two machines between server and node: everything they exchange
+//! is encoded, and crosses one multiplexed connection.
 
 #![expect(clippy::disallowed_methods, reason = "clients of the tests are tasks of their own")]
 
 use std::sync::Arc;
 
+use link::RemoteNode;
 use protocol::node::NodeApi;
 use testkit::node::FakeNode;
-use testkit::remote::RemoteNode;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 #[path = "../it/builds.rs"]
 mod builds;
@@ -56,7 +58,17 @@ mod traffic;
 #[path = "../it/uploads.rs"]
 mod uploads;
 
-/// Connects the server to its node through encoded byte streams.
+/// Buffer of the connection in each direction, in bytes.
+const CONNECTION_BYTES: usize = 64 * 1024;
+
+/// Connects the server to its node through a link.
 fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {
-    RemoteNode::of(Arc::clone(node) as Arc<dyn NodeApi>)
+    // Tests go on once an event was used.
+    let remote = Arc::new(RemoteNode::default().in_lockstep());
+    let (near, far) = tokio::io::duplex(CONNECTION_BYTES);
+    let node = Arc::clone(node) as Arc<dyn NodeApi>;
+    tokio::spawn(async move { link::serve(node, far, &TaskTracker::new()).await });
+    let carried = Arc::clone(&remote);
+    tokio::spawn(async move { carried.carry(near, &CancellationToken::new()).await });
+    remote
 }

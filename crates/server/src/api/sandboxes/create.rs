@@ -480,6 +480,13 @@ impl From<CreateError> for ApiError {
             )
             .code("template_unavailable")
             .caused_by(error),
+            CreateError::Node(NodeError::Away) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the node of this server is not connected, so the sandbox was not created: try again",
+            )
+            .code("node_away")
+            .retry_after(SOON_S)
+            .caused_by(error),
             CreateError::Node(NodeError::NoLayer(ref layer)) => Self::lost_template(layer).caused_by(error),
             CreateError::Repositories(RepositoryError::Refused(why)) => Self::invalid(format!("resources: {why}")),
             CreateError::Repositories(RepositoryError::TimedOut { limit_s }) => Self::new(

@@ -1,0 +1,77 @@
+//! The calls of a link: each method of [`protocol::node::NodeApi`] as a value.
+
+use std::time::Duration;
+
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
+use model::network::EgressPolicy;
+use protocol::node::{ClaimSandbox, ForkSandbox, PauseSandbox, ResumeSandbox, StartSandbox, Wanted};
+use serde::{Deserialize, Serialize};
+
+/// How long a call may take that reads or changes little.
+const SHORT: Duration = Duration::from_secs(60);
+/// How long a call may take that moves files or memory of a sandbox. What the server waits for it is less, and ends before.
+const LONG: Duration = Duration::from_secs(60 * 60);
+
+/// A call of the server to its node. A stream begins with it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "call", content = "request", rename_all = "snake_case")]
+pub(crate) enum Call {
+    Start(Box<StartSandbox>),
+    Kill(SandboxId),
+    Freeze(SandboxId),
+    Claim(Box<ClaimSandbox>),
+    Pause(PauseSandbox),
+    Resume(Box<ResumeSandbox>),
+    Fork(Box<ForkSandbox>),
+    Commit(SandboxId, bool),
+    CopyDisk(SandboxId, bool),
+    CommitCopy(DiskId, bool, Option<BuildId>),
+    Memories,
+    RemoveMemory(BuildId),
+    Layers,
+    RemoveLayer(LayerId),
+    ExportLayer(LayerId),
+    ImportLayer(LayerId, u64),
+    BaseVersion,
+    Dial(SandboxId, u16),
+    SetEgress(SandboxId, EgressPolicy),
+    Reconcile(Vec<Wanted>),
+    /// With how many events may be on their way that the subscriber has not used yet.
+    Subscribe(u32),
+    Samples,
+    Capacity,
+    EgressCounters,
+}
+
+impl Call {
+    /// How long the caller waits for the first frame of the answer. A connection that is lost ends the wait before: this
+    /// bounds a node that answers pings and nothing else.
+    pub(crate) const fn bound(&self) -> Duration {
+        match self {
+            Self::Kill(_)
+            | Self::Freeze(_)
+            | Self::Claim(_)
+            | Self::Memories
+            | Self::Layers
+            | Self::BaseVersion
+            | Self::Dial(..)
+            | Self::SetEgress(..)
+            | Self::Subscribe(_)
+            | Self::Samples
+            | Self::Capacity
+            | Self::EgressCounters => SHORT,
+            Self::Start(_)
+            | Self::Pause(_)
+            | Self::Resume(_)
+            | Self::Fork(_)
+            | Self::Commit(..)
+            | Self::CopyDisk(..)
+            | Self::CommitCopy(..)
+            | Self::RemoveMemory(_)
+            | Self::RemoveLayer(_)
+            | Self::ExportLayer(_)
+            | Self::ImportLayer(..)
+            | Self::Reconcile(_) => LONG,
+        }
+    }
+}

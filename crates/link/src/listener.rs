@@ -1,0 +1,305 @@
+//! The port of a server to which nodes connect.
+//!
+//! Nothing is read of a peer before TLS, and one frame of bounded size before it has shown a certificate or a token. Both
+//! have little time, and one address has few connections in that state, so that nobody can keep the node away. The
+//! certificate of the server is made anew each day.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use model::id::NodeId;
+use parking_lot::Mutex;
+use rustls::ServerConfig;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::frame::{HELLO_MAX, read_frame, write_frame};
+use crate::hello::{Answer, Hello, Refusal, Request, Welcome, level};
+use crate::hub::Hub;
+use crate::trust::{Authority, TrustError, check_request, hash_of, node_of};
+
+/// How long a peer may take to show who it is.
+const HELLO_BOUND: Duration = Duration::from_secs(10);
+/// How long a refused peer may take to read why.
+const CLOSE_BOUND: Duration = Duration::from_secs(2);
+/// Connections of peers that have not shown yet who they are: of one address, and of all.
+const PENDING_PER_PEER: usize = 8;
+const PENDING: usize = 256;
+/// Pause after the system could not accept a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a certificate of the server is used.
+const CERTIFICATE_AGE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest name of a host, in bytes.
+const NAME_MAX: usize = 255;
+
+/// A boxed future of [`Members`].
+pub type MembersFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + Send + 'a>>;
+
+/// Who may be a node of this server.
+pub trait Members: fmt::Debug + Send + Sync + 'static {
+    /// Uses up the token with this hash, and returns the id of the node that it makes.
+    fn redeem<'a>(&'a self, hash: &'a str, name: &'a str) -> MembersFuture<'a, NodeId>;
+
+    /// Checks that a node, which has shown its certificate, has not been forgotten.
+    fn check<'a>(&'a self, node: &'a NodeId) -> MembersFuture<'a, ()>;
+
+    /// Notes that a node has connected, or has a new certificate.
+    fn seen<'a>(&'a self, node: &'a NodeId, name: &'a str) -> MembersFuture<'a, ()>;
+}
+
+/// What the port of nodes needs.
+#[derive(Debug, Clone)]
+pub struct Port {
+    /// Issues certificates.
+    pub authority: Arc<Authority>,
+    /// Who may be a node.
+    pub members: Arc<dyn Members>,
+    /// Where nodes that connect are announced.
+    pub hub: Arc<Hub>,
+    /// The clock.
+    pub now: fn() -> SystemTime,
+    /// The version of this program.
+    pub version: String,
+}
+
+impl Port {
+    /// Accepts nodes until `stop` is cancelled.
+    ///
+    /// # Errors
+    /// When the certificate of the server cannot be made.
+    pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> Result<(), TrustError> {
+        let connections = TaskTracker::new();
+        let pending = Arc::new(Mutex::new(HashMap::new()));
+        let mut config = self.authority.server_config((self.now)())?;
+        let mut made = Instant::now();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => break,
+            };
+            let (socket, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!("cannot accept a node: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            if made.elapsed() > CERTIFICATE_AGE {
+                config = self.authority.server_config((self.now)())?;
+                made = Instant::now();
+            }
+            let peer = peer.ip().to_canonical();
+            let Some(place) = Place::take(&pending, peer) else {
+                tracing::warn!(%peer, "too many connections to the port of nodes have not shown who they are");
+                continue;
+            };
+            let (port, config, stop) = (self.clone(), Arc::clone(&config), stop.clone());
+            connections.spawn(async move {
+                if let Err(error) = port.answer(socket, config, peer, place, stop).await {
+                    tracing::debug!(%peer, "a connection to the port of nodes failed: {error}");
+                }
+            });
+        }
+        connections.close();
+        connections.wait().await;
+        Ok(())
+    }
+
+    async fn answer(
+        &self,
+        socket: TcpStream,
+        config: Arc<ServerConfig>,
+        peer: IpAddr,
+        place: Place,
+        stop: CancellationToken,
+    ) -> io::Result<()> {
+        let asked = tokio::time::timeout(HELLO_BOUND, async {
+            socket.set_nodelay(true)?;
+            let mut tls = TlsAcceptor::from(config).accept(socket).await?;
+            let request: Request = read_frame(&mut tls, HELLO_MAX).await?;
+            io::Result::Ok((tls, request))
+        });
+        let (mut tls, request) = tokio::select! {
+            asked = asked => asked??,
+            () = stop.cancelled() => return Ok(()),
+        };
+        let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let node = certificate.and_then(node_of);
+        let answered = match request {
+            Request::Join { secret, request, name } => self.join(&secret, &request, &name).await,
+            Request::Renew { request } => self.renew(node.as_ref(), &request).await,
+            Request::Hello(hello) => {
+                let hello = Hello {
+                    name: shortened(&hello.name).to_owned(),
+                    version: shortened(&hello.version).to_owned(),
+                    ..hello
+                };
+                match self.greet(node, &hello).await {
+                    Ok((node, level)) => {
+                        drop(place);
+                        return self.carry(tls, node, peer, &hello, level, &stop).await;
+                    }
+                    Err(refusal) => Err(refusal),
+                }
+            }
+        };
+        if let Err(refusal) = &answered {
+            tracing::warn!(%peer, "a node was refused: {refusal}");
+        }
+        close(&mut tls, &answered.unwrap_or_else(Answer::Refused)).await
+    }
+
+    async fn join(&self, secret: &str, request: &str, name: &str) -> Result<Answer, Refusal> {
+        let request = decoded(request)?;
+        // A request that nothing can be issued for must not use up a token.
+        check_request(&request).map_err(|error| Refusal::lasting(error.to_string()))?;
+        let node = self.members.redeem(&hash_of(secret), shortened(name)).await?;
+        let answer = self.issue(&request, &node)?;
+        tracing::info!(node.id = %node, name, "a node has joined");
+        Ok(answer)
+    }
+
+    async fn renew(&self, node: Option<&NodeId>, request: &str) -> Result<Answer, Refusal> {
+        let node = node.ok_or_else(no_certificate)?;
+        self.members.check(node).await?;
+        let answer = self.issue(&decoded(request)?, node)?;
+        tracing::info!(node.id = %node, "a node has renewed its certificate");
+        Ok(answer)
+    }
+
+    fn issue(&self, request: &[u8], node: &NodeId) -> Result<Answer, Refusal> {
+        let certificate = self.authority.issue(request, node, (self.now)());
+        Ok(Answer::Issued {
+            certificate: certificate.map_err(|error| Refusal::lasting(error.to_string()))?,
+            authority: self.authority.certificate_pem(),
+        })
+    }
+
+    async fn greet(&self, node: Option<NodeId>, hello: &Hello) -> Result<(NodeId, u32), Refusal> {
+        let node = node.ok_or_else(no_certificate)?;
+        let level = level(&hello.levels)?;
+        self.members.check(&node).await?;
+        self.members.seen(&node, &hello.name).await?;
+        Ok((node, level))
+    }
+
+    /// Makes the calls of the server on a connection, for as long as that is there.
+    async fn carry(
+        &self,
+        mut tls: TlsStream<TcpStream>,
+        node: NodeId,
+        peer: IpAddr,
+        hello: &Hello,
+        level: u32,
+        stop: &CancellationToken,
+    ) -> io::Result<()> {
+        let (session, end) = match self.hub.admit(node.clone(), peer, hello) {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                tracing::info!(node.id = %node, %peer, "{refusal}");
+                return close(&mut tls, &Answer::Refused(refusal)).await;
+            }
+        };
+        let welcome = Answer::Welcome(Welcome {
+            level,
+            session: session.id.clone(),
+            version: self.version.clone(),
+        });
+        let welcomed = tokio::time::timeout(HELLO_BOUND, write_frame(&mut tls, &welcome)).await;
+        let carried = match welcomed {
+            Ok(Ok(())) => {
+                tracing::info!(node.id = %node, %peer, name = hello.name, version = hello.version, "the node is connected");
+                tokio::select! {
+                    error = session.node.carry(tls, &end) => {
+                        tracing::warn!(node.id = %node, "the connection of the node has ended: {error}");
+                        Ok(())
+                    }
+                    () = stop.cancelled() => Ok(()),
+                }
+            }
+            Ok(Err(error)) => Err(error),
+            Err(elapsed) => Err(elapsed.into()),
+        };
+        self.hub.ended(&end);
+        carried
+    }
+}
+
+fn no_certificate() -> Refusal {
+    Refusal::lasting("the node has shown no certificate of this server: make it join with `ringfence node join`")
+}
+
+fn decoded(request: &str) -> Result<Vec<u8>, Refusal> {
+    hex::decode(request).map_err(|_| Refusal::lasting("the request for a certificate is not in hexadecimal"))
+}
+
+/// A name of a host that can be stored and shown.
+fn shortened(name: &str) -> &str {
+    let name = name.split(|c: char| c.is_control()).next().unwrap_or_default();
+    match name.char_indices().find(|(at, c)| at + c.len_utf8() > NAME_MAX) {
+        Some((at, _)) => &name[..at],
+        None if name.is_empty() => "unnamed",
+        None => name,
+    }
+}
+
+/// Sends the last frame of a connection.
+async fn close(tls: &mut TlsStream<TcpStream>, answer: &Answer) -> io::Result<()> {
+    let closing = async {
+        write_frame(tls, answer).await?;
+        tls.shutdown().await
+    };
+    tokio::time::timeout(CLOSE_BOUND, closing).await?
+}
+
+type Pending = Arc<Mutex<HashMap<IpAddr, usize>>>;
+
+/// The place of a connection whose peer has not shown yet who it is.
+#[derive(Debug)]
+struct Place {
+    pending: Pending,
+    peer: IpAddr,
+}
+
+impl Place {
+    fn take(pending: &Pending, peer: IpAddr) -> Option<Self> {
+        let mut counts = pending.lock();
+        if counts.values().sum::<usize>() >= PENDING {
+            return None;
+        }
+        let count = counts.entry(peer).or_default();
+        if *count >= PENDING_PER_PEER {
+            return None;
+        }
+        *count += 1;
+        drop(counts);
+        Some(Self {
+            pending: Arc::clone(pending),
+            peer,
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.pending.lock();
+        if let Some(count) = counts.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.peer);
+            }
+        }
+    }
+}

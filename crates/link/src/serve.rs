@@ -1,0 +1,180 @@
+//! The side of a link that is called: serves a node on a connection.
+//!
+//! A call goes on when its stream or the whole connection is lost, as on a node of the server's own process when its
+//! caller is dropped. A stream into a sandbox ends with them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+use model::id::LayerId;
+use protocol::node::{DialError, LayerStream, NodeApi, NodeError, NodeEvents, PauseSandbox};
+use serde::Serialize;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::call::Call;
+use crate::connection;
+use crate::frame::{CALL_MAX, read_bytes, write_frame};
+use crate::relay::relay;
+use crate::stream::LinkStream;
+
+/// How long a call may take to arrive once its stream is open.
+const CALL_BOUND: Duration = Duration::from_secs(60);
+/// The byte that a caller writes to cancel its call.
+pub(crate) const CANCEL: u8 = 1;
+/// The byte that a subscriber writes for each event that it has used.
+pub(crate) const USED: u8 = 2;
+
+/// Serves `node` on a connection until that is lost, and returns why. Calls are tasks of `tasks`, and may outlive it.
+pub async fn serve<S>(node: Arc<dyn NodeApi>, connection: S, tasks: &TaskTracker) -> io::Error
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut connection = match connection::called().handshake(connection).await {
+        Ok(connection) => connection,
+        Err(error) => return io::Error::other(error),
+    };
+    let watch = connection::watch(connection.ping_pong());
+    let accepting = async {
+        loop {
+            let (request, mut respond) = match connection.accept().await {
+                None => return io::Error::new(io::ErrorKind::ConnectionAborted, "the server closed the connection"),
+                Some(Err(error)) => return io::Error::other(error),
+                Some(Ok(accepted)) => accepted,
+            };
+            let mut response = Response::new(());
+            *response.status_mut() = StatusCode::OK;
+            // Fails only if the stream was reset meanwhile.
+            let Ok(send) = respond.send_response(response, false) else {
+                continue;
+            };
+            let stream = LinkStream::of_response(request.into_body(), send);
+            let node = Arc::clone(&node);
+            tasks.spawn(async move {
+                if let Err(error) = answer(node.as_ref(), stream).await {
+                    tracing::debug!("a call of the server was cut: {error}");
+                }
+            });
+        }
+    };
+    tokio::select! {
+        error = accepting => error,
+        why = watch => io::Error::new(io::ErrorKind::TimedOut, why),
+    }
+}
+
+/// Sends the answer of a call, which ends its stream.
+async fn finish(mut stream: impl AsyncWrite + Unpin, answer: &impl Serialize) -> io::Result<()> {
+    write_frame(&mut stream, answer).await?;
+    stream.shutdown().await
+}
+
+async fn answer(node: &dyn NodeApi, mut stream: LinkStream) -> io::Result<()> {
+    let text = tokio::time::timeout(CALL_BOUND, read_bytes(&mut stream, CALL_MAX)).await??;
+    let call = match serde_json::from_slice(&text) {
+        Ok(call) => call,
+        Err(error) => {
+            let why = format!("this node does not understand the request: {error}");
+            return finish(stream, &Err::<(), _>(NodeError::Unsupported(why))).await;
+        }
+    };
+    drop(text);
+    match call {
+        Call::Start(request) => finish(stream, &node.start(*request).await).await,
+        Call::Kill(id) => finish(stream, &node.kill(&id).await).await,
+        Call::Freeze(id) => finish(stream, &node.freeze(&id).await).await,
+        Call::Claim(request) => finish(stream, &node.claim(*request).await).await,
+        Call::Pause(request) => pause(node, request, stream).await,
+        Call::Resume(request) => finish(stream, &node.resume(*request).await).await,
+        Call::Commit(id, merge) => finish(stream, &node.commit(&id, merge).await).await,
+        Call::Fork(request) => finish(stream, &node.fork(*request).await).await,
+        Call::CopyDisk(id, memory) => finish(stream, &node.copy_disk(&id, memory).await).await,
+        Call::CommitCopy(disk, merge, memory) => {
+            let committed = node.commit_copy(&disk, merge, memory.as_ref()).await;
+            finish(stream, &committed).await
+        }
+        Call::Memories => finish(stream, &node.memories().await).await,
+        Call::RemoveMemory(build) => finish(stream, &node.remove_memory(&build).await).await,
+        Call::Layers => finish(stream, &node.layers().await).await,
+        Call::RemoveLayer(id) => finish(stream, &node.remove_layer(&id).await).await,
+        Call::ExportLayer(id) => export(node, &id, stream).await,
+        Call::ImportLayer(id, bytes) => {
+            let (archive, answers) = tokio::io::split(stream);
+            let imported = node.import_layer(&id, bytes, LayerStream::new(archive)).await;
+            finish(answers, &imported).await
+        }
+        Call::BaseVersion => finish(stream, &node.base_version().await).await,
+        Call::Dial(id, port) => match node.dial(&id, port).await {
+            Ok(guest) => {
+                write_frame(&mut stream, &Ok::<(), DialError>(())).await?;
+                relay(stream, guest).await
+            }
+            Err(error) => finish(stream, &Err::<(), _>(error)).await,
+        },
+        Call::SetEgress(id, policy) => finish(stream, &node.set_egress(&id, policy).await).await,
+        Call::Reconcile(wanted) => finish(stream, &node.reconcile(wanted).await).await,
+        Call::Subscribe(ahead) => match node.subscribe().await {
+            Ok(events) => {
+                write_frame(&mut stream, &Ok::<(), NodeError>(())).await?;
+                send_events(events, stream, ahead).await
+            }
+            Err(error) => finish(stream, &Err::<(), _>(error)).await,
+        },
+        Call::Samples => finish(stream, &node.samples().await).await,
+        Call::Capacity => finish(stream, &node.capacity().await).await,
+        Call::EgressCounters => finish(stream, &node.egress_counters().await).await,
+    }
+}
+
+async fn pause(node: &dyn NodeApi, request: PauseSandbox, mut stream: LinkStream) -> io::Result<()> {
+    let cancel = CancellationToken::new();
+    let mut pausing = node.pause(request, cancel.clone());
+    let paused = tokio::select! {
+        paused = &mut pausing => paused,
+        cancelled = stream.read_u8() => {
+            // A caller that is gone has not cancelled.
+            if cancelled.is_ok_and(|byte| byte == CANCEL) {
+                cancel.cancel();
+            }
+            pausing.await
+        }
+    };
+    finish(stream, &paused).await
+}
+
+async fn export(node: &dyn NodeApi, id: &LayerId, mut stream: LinkStream) -> io::Result<()> {
+    match node.export_layer(id).await {
+        Ok(mut archive) => {
+            write_frame(&mut stream, &Ok::<(), NodeError>(())).await?;
+            // An archive that is incomplete is not ended, but cut.
+            tokio::io::copy(&mut archive, &mut stream).await?;
+            stream.shutdown().await
+        }
+        Err(error) => finish(stream, &Err::<(), _>(error)).await,
+    }
+}
+
+/// Sends events, of which `ahead` may not be used yet. The others wait on the node, for whoever subscribes next.
+async fn send_events(mut events: NodeEvents, stream: LinkStream, ahead: u32) -> io::Result<()> {
+    let (mut used, mut stream) = tokio::io::split(stream);
+    let mut sent = 0;
+    loop {
+        tokio::select! {
+            event = events.next(), if sent < ahead.max(1) => match event {
+                Some(event) => {
+                    write_frame(&mut stream, &event).await?;
+                    sent += 1;
+                }
+                None => return stream.shutdown().await,
+            },
+            // A subscriber that has ended or was cut gets nothing more.
+            one = used.read_u8() => match one {
+                Ok(_) => sent = sent.saturating_sub(1),
+                Err(_) => return Ok(()),
+            },
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Calls and streams over a connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::id::SandboxId;
+use protocol::node::{NodeApi as _, NodeError, NodeEvent};
+use testkit::node::{Behaviour, FakeNode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::place::{BOUND, Place, until};
+
+fn sandbox() -> SandboxId {
+    "iabc".parse().unwrap()
+}
+
+/// A server inside the sandboxes of `node` that returns what it reads, and returns nothing at the end.
+async fn echo(node: &FakeNode) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    *node.origin.lock() = Some(listener.local_addr().unwrap());
+    node.running.lock().insert(sandbox());
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut read, mut write) = socket.split();
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+}
+
+#[tokio::test]
+async fn everything_crosses_the_link() {
+    let place = Place::new().await;
+    let credentials = place.joined().await;
+    let node = FakeNode::new();
+    echo(&node).await;
+    let serving = place.connected(&node, &credentials).await;
+    let remote = &place.session.node;
+
+    assert!(remote.capacity().await.unwrap().memory_available_bytes > 0);
+    let missing: SandboxId = "inone".parse().unwrap();
+    assert_eq!(
+        remote.set_egress(&missing, Default::default()).await,
+        Err(NodeError::NotFound(missing))
+    );
+    let mut events = remote.subscribe().await.unwrap();
+    assert!(matches!(events.next().await, Some(NodeEvent::Snapshot(_))));
+    node.report(NodeEvent::Ending(sandbox())).await;
+    assert_eq!(events.next().await, Some(NodeEvent::Ending(sandbox())));
+    // What follows it, so that nothing else is on its way.
+    assert!(matches!(events.next().await, Some(NodeEvent::DiskStops(_))));
+
+    // More than a window in both directions, and an end of one half.
+    let mut stream = remote.dial(&sandbox(), 80).await.unwrap();
+    let sent: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
+    let (mut read, mut write) = tokio::io::split(&mut stream);
+    let writing = async {
+        write.write_all(&sent).await.unwrap();
+        write.shutdown().await.unwrap();
+    };
+    let mut received = Vec::new();
+    let ((), count) = tokio::join!(writing, read.read_to_end(&mut received));
+    assert_eq!(count.unwrap(), sent.len());
+    assert!(received == sent);
+
+    let layer = FakeNode::layer(1);
+    assert_eq!(
+        remote.export_layer(&layer).await.err(),
+        Some(NodeError::NoLayer(layer.clone()))
+    );
+    node.layers.lock().insert(layer.clone(), 4096);
+    let archive = remote.export_layer(&layer).await.unwrap();
+    node.layers.lock().clear();
+    assert_eq!(remote.import_layer(&layer, 4096, archive).await.unwrap().layer, layer);
+
+    serving.abort();
+    until(|| !remote.is_connected()).await;
+    assert_eq!(remote.capacity().await, Err(NodeError::Away));
+    assert_eq!(events.next().await, None);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_nobody_reads_holds_up_nothing_else() {
+    let place = Place::new().await;
+    let credentials = place.joined().await;
+    let node = FakeNode::new();
+    echo(&node).await;
+    let _serving = place.connected(&node, &credentials).await;
+    let remote = &place.session.node;
+    // Each byte is a frame of its own, and comes back in one.
+    let mut stuck = Vec::new();
+    for _ in 0..24 {
+        let mut stream = remote.dial(&sandbox(), 80).await.unwrap();
+        let writing = async {
+            loop {
+                stream.write_all(&[1; 16]).await.unwrap();
+            }
+        };
+        // Until it stalls, because nobody reads what comes back.
+        let _ = tokio::time::timeout(Duration::from_millis(50), writing).await;
+        stuck.push(stream);
+    }
+    for _ in 0..20 {
+        let called = tokio::time::timeout(Duration::from_secs(2), remote.capacity()).await;
+        called.expect("a call is not held up").unwrap();
+    }
+    let mut stream = remote.dial(&sandbox(), 80).await.unwrap();
+    stream.write_all(b"hello").await.unwrap();
+    let mut read = [0; 5];
+    let reading = tokio::time::timeout(BOUND, stream.read_exact(&mut read)).await;
+    reading.expect("another stream is not held up").unwrap();
+    assert_eq!(&read, b"hello");
+    // What was cut by this side is over for the node, too: it has places for others.
+    drop(stuck);
+    for _ in 0..2000 {
+        drop(remote.dial(&sandbox(), 80).await.unwrap());
+    }
+    remote.capacity().await.unwrap();
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_call_goes_on_when_its_connection_is_lost() {
+    let place = Place::new().await;
+    let credentials = place.joined().await;
+    let node = FakeNode::new();
+    node.running.lock().insert(sandbox());
+    *node.kill.lock() = Behaviour::Waits;
+    let (_, connection) = link::connect(&place.address, &credentials, &crate::place::hello())
+        .await
+        .unwrap();
+    let calls = tokio_util::task::TaskTracker::new();
+    let (serving_node, tracked) = (Arc::clone(&node), calls.clone());
+    let serving = tokio::spawn(async move { link::serve(serving_node, connection, &tracked).await });
+    until(|| place.session.node.is_connected()).await;
+    let remote = Arc::clone(&place.session.node);
+    let killing = tokio::spawn(async move { remote.kill(&sandbox()).await });
+    node.waiting.notified().await;
+    serving.abort();
+    assert!(matches!(killing.await.unwrap(), Err(NodeError::Unreachable(_))));
+    assert!(node.running.lock().contains(&sandbox()));
+    node.go.notify_one();
+    calls.close();
+    tokio::time::timeout(BOUND, calls.wait()).await.unwrap();
+    assert!(!node.running.lock().contains(&sandbox()));
+    place.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_is_gone_without_a_word_is_noticed() {
+    // Both ends are open and nothing moves, as when a cable was cut.
+    let remote = link::RemoteNode::default();
+    let (near, _far) = tokio::io::duplex(1 << 20);
+    let begun = tokio::time::Instant::now();
+    let error = remote.carry(near, &tokio_util::sync::CancellationToken::new()).await;
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+    assert!(begun.elapsed() <= Duration::from_secs(16));
+    assert!(!remote.is_connected());
+}

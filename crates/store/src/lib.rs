@@ -40,6 +40,7 @@ pub mod builds;
 pub mod error;
 pub mod idempotency;
 pub mod injection_rules;
+pub mod joined_nodes;
 pub mod keys;
 pub mod nodes;
 pub mod records;

@@ -16,6 +16,7 @@ mod database;
 mod events;
 mod idempotency;
 mod injection_rules;
+mod joined_nodes;
 mod left;
 mod lists;
 mod nodes;
@@ -98,6 +99,8 @@ const CASES: &[(&str, Case)] = cases![
     lists::labels_with_special_characters_are_matched_exactly,
     lists::pages_are_stable_while_sandboxes_are_created_and_deleted,
     lists::live_sandboxes_of_every_team,
+    joined_nodes::a_token_makes_one_node_once,
+    joined_nodes::one_of_many_that_use_a_token_joins,
     nodes::a_lease_has_one_owner,
     nodes::one_of_many_concurrent_requests_acquires_a_lease,
     nodes::rows_can_only_be_changed_by_their_node,

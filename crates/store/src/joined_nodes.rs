@@ -1,0 +1,206 @@
+//! Nodes that are processes of their own and have joined a server, and the tokens with which they do.
+//!
+//! A token makes one node, once, and the database sees to it: what uses it up is one guarded change. The row of a node that
+//! was forgotten stays, because the certificate of the node does, and is refused by it.
+
+use model::id::NodeId;
+
+use crate::Store;
+use crate::error::{StoreError, classify};
+use crate::row::{Columns, FromColumns, storable};
+
+/// How long tokens are remembered that have expired or were used, for clear errors, in microseconds.
+const REMEMBERED_US: i64 = 7 * 24 * 60 * 60 * 1_000_000;
+/// The place that a node takes. There is one.
+const PLACE: i64 = 0;
+
+/// A node that has joined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinedNode {
+    /// The id in its certificate.
+    pub id: NodeId,
+    /// The name of its host.
+    pub name: String,
+    /// When it has joined, in microseconds since the Unix epoch.
+    pub joined_us: i64,
+    /// When it last connected, in microseconds since the Unix epoch; none if it has not yet.
+    pub seen_us: Option<i64>,
+    /// When it was forgotten, in microseconds since the Unix epoch; none if it was not.
+    pub forgotten_us: Option<i64>,
+}
+
+/// What became of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum TokenOutcome {
+    /// The node has joined.
+    Joined,
+    /// There is no such token.
+    Unknown,
+    /// The token was used before.
+    Used,
+    /// The token has expired.
+    Expired,
+    /// There is no place for another node: this one has it. The token is still good.
+    Occupied(JoinedNode),
+}
+
+#[derive(Debug)]
+struct TokenRow {
+    node: Option<NodeId>,
+}
+
+impl FromColumns for JoinedNode {
+    const TABLE: &'static str = "joined_nodes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            name: columns.text("name")?,
+            joined_us: columns.int("joined_us")?,
+            seen_us: columns.int_opt("seen_us")?,
+            forgotten_us: columns.int_opt("forgotten_us")?,
+        })
+    }
+}
+
+impl FromColumns for TokenRow {
+    const TABLE: &'static str = "node_tokens";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            node: columns.id_opt("node_id")?,
+        })
+    }
+}
+
+impl Store {
+    /// Stores the hash of a token that is good until `expires_us`, and forgets old ones.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_token_insert(&self, hash: &str, now_us: i64, expires_us: i64) -> Result<(), StoreError> {
+        let old = sqlx::query("DELETE FROM node_tokens WHERE expires_us < $1").bind(now_us - REMEMBERED_US);
+        self.db.write("node token", "remove old tokens of nodes", old).await?;
+        let query = sqlx::query("INSERT INTO node_tokens (hash, created_us, expires_us) VALUES ($1, $2, $3)")
+            .bind(hash)
+            .bind(now_us)
+            .bind(expires_us);
+        self.db
+            .write_durably("node token", "insert a token of a node", query)
+            .await?;
+        Ok(())
+    }
+
+    /// Uses up a token for a new node. On any other outcome than [`TokenOutcome::Joined`] nothing is changed.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_join(
+        &self,
+        hash: &str,
+        node: &NodeId,
+        name: &str,
+        now_us: i64,
+    ) -> Result<TokenOutcome, StoreError> {
+        const WHAT: &str = "let a node join";
+        storable("host name", name)?;
+        let failed = |error| classify(&error, "joined node", WHAT);
+        let mut tx = self.db.begin(WHAT).await?;
+        let used =
+            sqlx::query("UPDATE node_tokens SET node_id = $2 WHERE hash = $1 AND node_id IS NULL AND expires_us > $3")
+                .bind(hash)
+                .bind(node.as_str())
+                .bind(now_us)
+                .execute(&mut *tx)
+                .await
+                .map_err(failed)?;
+        if used.rows_affected() == 0 {
+            drop(tx);
+            return self.why_not(hash).await;
+        }
+        let inserted = sqlx::query(
+            "INSERT INTO joined_nodes (id, name, place, joined_us) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+        )
+        .bind(node.as_str())
+        .bind(name)
+        .bind(PLACE)
+        .bind(now_us)
+        .execute(&mut *tx)
+        .await
+        .map_err(failed)?;
+        if inserted.rows_affected() == 0 {
+            // Undoes the use of the token.
+            drop(tx);
+            let query =
+                sqlx::query("SELECT id, name, joined_us, seen_us, forgotten_us FROM joined_nodes WHERE place = $1")
+                    .bind(PLACE);
+            let occupant = self.db.read_optional("find the node of a place", query).await?;
+            // Forgotten in between: whoever tries again finds the place free.
+            return Ok(occupant.map_or(TokenOutcome::Unknown, TokenOutcome::Occupied));
+        }
+        tx.commit().await.map_err(failed)?;
+        self.db.sync("write a node that has joined to disk").await?;
+        Ok(TokenOutcome::Joined)
+    }
+
+    async fn why_not(&self, hash: &str) -> Result<TokenOutcome, StoreError> {
+        let query = sqlx::query("SELECT node_id FROM node_tokens WHERE hash = $1").bind(hash);
+        let row: Option<TokenRow> = self.db.read_optional("find a token of a node", query).await?;
+        Ok(match row {
+            None => TokenOutcome::Unknown,
+            Some(TokenRow { node: Some(_) }) => TokenOutcome::Used,
+            Some(TokenRow { node: None }) => TokenOutcome::Expired,
+        })
+    }
+
+    /// The nodes that have joined, oldest first; those that were forgotten as well.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn joined_node_list(&self) -> Result<Vec<JoinedNode>, StoreError> {
+        let query =
+            sqlx::query("SELECT id, name, joined_us, seen_us, forgotten_us FROM joined_nodes ORDER BY joined_us, id");
+        self.db.read_all("list nodes", query).await
+    }
+
+    /// The node with this id.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn joined_node(&self, id: &NodeId) -> Result<Option<JoinedNode>, StoreError> {
+        let query = sqlx::query("SELECT id, name, joined_us, seen_us, forgotten_us FROM joined_nodes WHERE id = $1")
+            .bind(id.as_str());
+        self.db.read_optional("find a node", query).await
+    }
+
+    /// Notes that a node has connected, from a host of this name.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn joined_node_seen(&self, id: &NodeId, name: &str, now_us: i64) -> Result<(), StoreError> {
+        storable("host name", name)?;
+        let query = sqlx::query("UPDATE joined_nodes SET seen_us = $2, name = $3 WHERE id = $1")
+            .bind(id.as_str())
+            .bind(now_us)
+            .bind(name);
+        self.db
+            .write("joined node", "note that a node has connected", query)
+            .await?;
+        Ok(())
+    }
+
+    /// Forgets a node, whose place is free then. `false` when there is none, or it was forgotten before.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn joined_node_forget(&self, id: &NodeId, now_us: i64) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "UPDATE joined_nodes SET forgotten_us = $2, place = NULL WHERE id = $1 AND forgotten_us IS NULL",
+        )
+        .bind(id.as_str())
+        .bind(now_us);
+        let changed = self.db.write_durably("joined node", "forget a node", query).await?;
+        Ok(changed > 0)
+    }
+}

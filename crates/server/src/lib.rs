@@ -32,6 +32,7 @@ mod layers;
 pub mod lease;
 mod listen;
 mod mcp;
+pub mod members;
 mod metrics;
 mod node;
 pub mod operator;

@@ -152,7 +152,7 @@ impl Gateway {
         self.phase.store(phase as u8, Ordering::Release);
     }
 
-    fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.phase.load(Ordering::Acquire) == Phase::Ready as u8
     }
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use protocol::node::{NodeApi, NodeError, NodeEvents};
 use proxy::ingress::Ingress;
 use store::Store;
@@ -32,6 +33,7 @@ use crate::listen::connections::Connections;
 use crate::listen::lanes::Lanes;
 use crate::listen::{Gateway, GatewayServices, Phase, Routers};
 use crate::mcp::McpService;
+use crate::members::NodeMembers;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::operator::metrics::MetricSources;
@@ -113,17 +115,45 @@ impl Server {
         settings: ServerSettings,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let events = node.subscribe().await.map_err(StartError::Subscribe)?;
+        Self::start_with(listener, None, lease, node, settings, stop).await
+    }
+
+    /// As [`Self::start`], where the node is a process of its own, and may not be there yet: clients are answered 503, and the
+    /// operator is served, while the server waits for it.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; also when the node goes away during the takeover.
+    pub async fn start_with(
+        listener: TcpListener,
+        operator: Option<(OperatorSocket, Arc<NodeMembers>)>,
+        lease: NodeLease,
+        node: Arc<dyn NodeApi>,
+        settings: ServerSettings,
+        stop: CancellationToken,
+    ) -> Result<Self, StartError> {
         // The caller's token is not cancelled when the start fails.
-        let (server, background) = Self::assemble(lease, node, settings, stop.child_token());
+        let (server, background) = Self::assemble(lease, Arc::clone(&node), settings, stop.child_token());
         let written = CancellationToken::new();
         let writing = written.clone().drop_guard();
         server.records.spawn(Arc::clone(&background.records).write(written));
         server.accept(listener, &background.accepting_on)?;
-        if let Err(error) = background.take_over().await {
-            server.abandon(writing).await;
-            return Err(error.into());
+        if let Some((socket, members)) = operator {
+            let routes = operator::router(server.operator.clone());
+            let routes = operator::nodes::around(routes, members, Arc::clone(&server.gateway));
+            server.serve_routes(socket, routes);
         }
+        let taken = async {
+            let events = node.subscribe().await.map_err(StartError::Subscribe)?;
+            background.take_over().await?;
+            Ok::<_, StartError>(events)
+        };
+        let events = match taken.await {
+            Ok(events) => events,
+            Err(error) => {
+                server.abandon(writing).await;
+                return Err(error);
+            }
+        };
         server.begin(background, events, writing);
         server.gateway.enter(Phase::Ready);
         Ok(server)
@@ -420,7 +450,7 @@ impl Server {
         self.stop.cancel();
         self.abort.cancel();
         drop(writing);
-        for tasks in [&self.connections, &self.records] {
+        for tasks in [&self.connections, &self.background, &self.records] {
             tasks.close();
             tasks.wait().await;
         }
@@ -483,9 +513,13 @@ impl Server {
 
     /// Serves the operator API on a Unix socket, until the server is stopped.
     pub fn serve_operator(&self, socket: OperatorSocket) {
+        self.serve_routes(socket, operator::router(self.operator.clone()));
+    }
+
+    fn serve_routes(&self, socket: OperatorSocket, routes: Router) {
         self.background.spawn(operator::serve(
             socket,
-            operator::router(self.operator.clone()),
+            routes,
             self.background.clone(),
             self.stop.clone(),
         ));

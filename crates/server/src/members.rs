@@ -1,0 +1,219 @@
+//! The nodes that may connect to this server: tokens, joining, forgetting.
+//!
+//! There is one node for now: a second one is refused when it wants to join. The id in a node's certificate is that of the
+//! member, not of the rows of its sandboxes, which belong to the server's own place in the database. So who takes the place of
+//! a forgotten node, on the same host, takes over its sandboxes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use link::{Authority, Hub, Members, MembersFuture, Refusal, TrustError};
+use model::id::NodeId;
+use serde::{Deserialize, Serialize};
+use store::Store;
+use store::error::StoreError;
+use store::joined_nodes::{JoinedNode, TokenOutcome};
+
+use crate::clock::{Clock, SECOND_US, rfc3339};
+
+/// How long a token is good for.
+pub const TOKEN_LIFETIME: Duration = Duration::from_secs(60 * 60);
+
+/// The nodes of a server.
+#[derive(Debug)]
+pub struct NodeMembers {
+    store: Store,
+    clock: Clock,
+    authority: Arc<Authority>,
+    hub: Arc<Hub>,
+}
+
+/// Why no token was made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TokenError {
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The system refuses.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// There is no place for another node.
+    #[error(
+        "this server has a node, {id} ({name}), and cannot have a second one yet; `ringfence node forget {id}` makes its place \
+         free"
+    )]
+    Occupied {
+        /// The node.
+        id: NodeId,
+        /// The name of its host.
+        name: String,
+    },
+}
+
+/// A node, for its operator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorNode {
+    /// Id of the node, as in its certificate.
+    pub id: String,
+    /// The name of its host.
+    pub name: String,
+    /// `connected`, `away` or `forgotten`.
+    pub state: String,
+    /// When it has joined, RFC 3339.
+    pub joined_at: String,
+    /// When it last connected, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_at: Option<String>,
+    /// When it was forgotten, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forgotten_at: Option<String>,
+    /// The address that it has connected from, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The version of its program, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Whether it can write the processes of sandboxes to disk, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes_processes: Option<bool>,
+    /// Whether the limits of sandboxes are enforced, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_limited: Option<bool>,
+}
+
+impl NodeMembers {
+    /// The nodes of the server with this database, which connect to the port of this hub.
+    #[must_use]
+    pub fn new(store: Store, clock: Clock, authority: Arc<Authority>, hub: Arc<Hub>) -> Self {
+        Self {
+            store,
+            clock,
+            authority,
+            hub,
+        }
+    }
+
+    /// Makes a token with which one node can join, and returns its text.
+    pub(crate) async fn make_token(&self) -> Result<String, TokenError> {
+        // Found out here rather than on the other host.
+        if let Some(node) = self.active().await? {
+            return Err(TokenError::Occupied {
+                id: node.id,
+                name: node.name,
+            });
+        }
+        let token = self.authority.make_token()?;
+        let now_us = self.clock.now_us();
+        let lifetime_us = i64::try_from(TOKEN_LIFETIME.as_secs()).unwrap_or(0) * SECOND_US;
+        self.store
+            .node_token_insert(&token.hash(), now_us, now_us + lifetime_us)
+            .await?;
+        Ok(token.expose())
+    }
+
+    async fn active(&self) -> Result<Option<JoinedNode>, StoreError> {
+        let nodes = self.store.joined_node_list().await?;
+        Ok(nodes.into_iter().find(|node| node.forgotten_us.is_none()))
+    }
+
+    /// All nodes, oldest first.
+    pub(crate) async fn list(&self) -> Result<Vec<OperatorNode>, StoreError> {
+        let nodes = self.store.joined_node_list().await?;
+        Ok(nodes.into_iter().map(|node| self.show(node)).collect())
+    }
+
+    /// One node.
+    pub(crate) async fn find(&self, id: &NodeId) -> Result<Option<OperatorNode>, StoreError> {
+        Ok(self.store.joined_node(id).await?.map(|node| self.show(node)))
+    }
+
+    /// Forgets a node: its connection ends, and its certificate is refused. `false` when there is none, or it was forgotten
+    /// before.
+    pub(crate) async fn forget(&self, id: &NodeId) -> Result<bool, StoreError> {
+        let forgotten = self.store.joined_node_forget(id, self.clock.now_us()).await?;
+        // Also when it was forgotten before, by a request that was cut here.
+        self.hub.disconnect(id);
+        if forgotten {
+            tracing::info!(node.id = %id, "the operator has forgotten a node");
+        }
+        Ok(forgotten)
+    }
+
+    fn show(&self, node: JoinedNode) -> OperatorNode {
+        let connected = self.hub.connected().filter(|connected| connected.id == node.id);
+        let state = match (&connected, node.forgotten_us) {
+            (_, Some(_)) => "forgotten",
+            (Some(_), None) => "connected",
+            (None, None) => "away",
+        };
+        OperatorNode {
+            id: node.id.as_str().to_owned(),
+            name: node.name,
+            state: state.to_owned(),
+            joined_at: rfc3339(node.joined_us),
+            seen_at: node.seen_us.map(rfc3339),
+            forgotten_at: node.forgotten_us.map(rfc3339),
+            address: connected.as_ref().map(|connected| connected.address.to_string()),
+            version: connected.as_ref().map(|connected| connected.version.clone()),
+            writes_processes: connected
+                .as_ref()
+                .map(|connected| connected.capabilities.writes_processes),
+            is_limited: connected.as_ref().map(|connected| connected.capabilities.is_limited),
+        }
+    }
+
+    async fn join(&self, hash: &str, name: &str) -> Result<NodeId, Refusal> {
+        let id: NodeId = uuid::Uuid::new_v4()
+            .to_string()
+            .parse()
+            .map_err(|error: model::id::InvalidId| Refusal::failed(&error))?;
+        let joined = self.store.node_join(hash, &id, name, self.clock.now_us()).await;
+        match joined.map_err(|error| Refusal::failed(&error))? {
+            TokenOutcome::Joined => Ok(id),
+            TokenOutcome::Unknown => Err(Refusal::lasting(
+                "the token is not one of this server: make one with `ringfence node token` on the server",
+            )),
+            TokenOutcome::Used => Err(Refusal::lasting(
+                "the token was used already, and is good once: make another with `ringfence node token` on the server",
+            )),
+            TokenOutcome::Expired => Err(Refusal::lasting(
+                "the token has expired: make another with `ringfence node token` on the server",
+            )),
+            TokenOutcome::Occupied(node) => Err(Refusal::lasting(format!(
+                "the server has a node, {} ({}), and cannot have a second one yet; `ringfence node forget {}` on the server makes \
+                 its place free",
+                node.id, node.name, node.id
+            ))),
+        }
+    }
+
+    async fn is_member(&self, id: &NodeId) -> Result<(), Refusal> {
+        let node = self.store.joined_node(id).await;
+        match node.map_err(|error| Refusal::failed(&error))? {
+            Some(node) if node.forgotten_us.is_none() => Ok(()),
+            Some(_) => Err(Refusal::lasting(format!(
+                "node {id} was forgotten: join again with `ringfence node join` and a new token"
+            ))),
+            None => Err(Refusal::lasting(format!(
+                "node {id} is not known to this server: join with `ringfence node join` and a new token"
+            ))),
+        }
+    }
+}
+
+impl Members for NodeMembers {
+    fn redeem<'a>(&'a self, hash: &'a str, name: &'a str) -> MembersFuture<'a, NodeId> {
+        Box::pin(self.join(hash, name))
+    }
+
+    fn check<'a>(&'a self, node: &'a NodeId) -> MembersFuture<'a, ()> {
+        Box::pin(self.is_member(node))
+    }
+
+    fn seen<'a>(&'a self, node: &'a NodeId, name: &'a str) -> MembersFuture<'a, ()> {
+        Box::pin(async move {
+            let seen = self.store.joined_node_seen(node, name, self.clock.now_us()).await;
+            seen.map_err(|error| Refusal::failed(&error))
+        })
+    }
+}

@@ -64,6 +64,19 @@ pub(crate) enum Command {
     /// signal stops it immediately. Requires root.
     #[command(after_long_help = reference::reference())]
     Up(UpArgs),
+    /// Run the platform in the foreground without a node of its own
+    ///
+    /// Serves the API and the traffic of sandboxes like `ringfence up`. The sandboxes run where `ringfence node` does, on this
+    /// machine or on another, which connects to --nodes-listen; requests that need the node are answered 503 while it is
+    /// away. There is one node for a server. Requires no root.
+    #[command(after_long_help = reference::reference())]
+    Server(ServerArgs),
+    /// Run the sandboxes of this host for a server, and manage the nodes of a server
+    ///
+    /// Without a subcommand, runs the node in the foreground, which connects to the server that it has joined. It listens on no
+    /// port, and has no database. SIGTERM or Ctrl-C stops the node and leaves the sandboxes running: the next start adopts them.
+    /// Requires root.
+    Node(NodeArgs),
     /// Terminate all sandboxes of a data directory and clean up the host
     ///
     /// A platform that runs on the data directory is stopped first, as with SIGTERM. Keys and templates are kept.
@@ -173,6 +186,79 @@ pub(crate) struct UpArgs {
     pub(crate) with: Vec<String>,
     #[command(flatten)]
     tls: TlsArgs,
+}
+
+/// Flags of `server`.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    #[command(flatten)]
+    listen: ListenArg,
+    /// Address and port to which nodes connect; port 0 selects a free port
+    /// [env: RINGFENCE_NODES_LISTEN] [default: 127.0.0.1:3100]
+    #[arg(long, value_name = "ADDRESS")]
+    nodes_listen: Option<String>,
+    /// Address and port on which metrics for Prometheus are served, such as 127.0.0.1:9464; port 0 selects a free port
+    /// [env: RINGFENCE_METRICS_LISTEN] [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_listen: Option<String>,
+    /// Domain of sandboxes, whose host names are <port>-<id>.<domain>
+    /// [env: RINGFENCE_DOMAIN] [default: sandbox.localhost:<port of --listen>]
+    #[arg(long, value_name = "DOMAIN")]
+    domain: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
+}
+
+/// The subcommand of `node`, if there is one.
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<NodeCommand>,
+}
+
+/// Subcommands of `node`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeCommand {
+    /// Make this host the node of a server; the host needs no open port
+    ///
+    /// Makes a key, and gets a certificate for it from the server, which renews it. The token also says which server it is:
+    /// no other one is trusted.
+    Join {
+        /// Address of the server for nodes, https://<host>:<port>, see its --nodes-listen
+        server: String,
+        /// Token of `ringfence node token` on the server; `-`, or without this flag, it is read from standard input. Others on
+        /// this host can see flags: a token is good once
+        #[arg(long, value_name = "TOKEN")]
+        token: Option<String>,
+    },
+    /// Make a token with which one node can join within an hour, and print it; requires a running server
+    Token {
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// List the nodes that have joined; requires a running server
+    List {
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Show one node; requires a running server
+    Show {
+        /// ID of the node
+        id: String,
+        /// Output format
+        #[arg(long, value_enum, default_value_t = Format::Text)]
+        format: Format,
+    },
+    /// Forget a node: its connection ends, its certificate is refused, and another one can join; requires a running server
+    ///
+    /// Its sandboxes go on until `ringfence down` on its host. If it joins again, the server takes them over; if another node
+    /// does, they count as lost.
+    Forget {
+        /// ID of the node
+        id: String,
+    },
 }
 
 /// Flags of HTTPS.
@@ -567,11 +653,19 @@ impl Cli {
                 flags.push((keys::DOMAIN, &up.domain));
                 flags.extend(up.tls.flags());
             }
+            Command::Server(server) => {
+                flags.push((keys::LISTEN, &server.listen.listen));
+                flags.push((keys::NODES_LISTEN, &server.nodes_listen));
+                flags.push((keys::METRICS_LISTEN, &server.metrics_listen));
+                flags.push((keys::DOMAIN, &server.domain));
+                flags.extend(server.tls.flags());
+            }
             Command::Doctor { listen, tls, .. } => {
                 flags.push((keys::LISTEN, &listen.listen));
                 flags.extend(tls.flags());
             }
             Command::Down
+            | Command::Node(_)
             | Command::Team(_)
             | Command::User(_)
             | Command::Key(_)

@@ -21,7 +21,7 @@ use server::lease::{NodeIdentity, NodeLease};
 use crate::config::Config;
 use crate::data_dir::{DataDir, InUse, Lock};
 use crate::database::open_store;
-use crate::{doctor, node_identity, output};
+use crate::{doctor, node_files, node_identity, output};
 
 /// How long a platform may take to drain. It bounds its own drain by less.
 const DRAIN_BOUND: Duration = Duration::from_secs(60);
@@ -39,7 +39,17 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let dir = DataDir::existing(path)?;
+    if dir.path().join(node_files::SERVER).exists() {
+        bail!(
+            "{} is the data directory of a server, whose sandboxes are on its node: run this command there",
+            dir.path().display()
+        );
+    }
+    let is_node = node_files::joined(&dir)?.is_some();
     let lock = take(&dir)?;
+    if is_node {
+        return run_on_node(&dir);
+    }
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -49,6 +59,23 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     let ended = runtime.block_on(end_all(settings, &dir, identity))?;
     let what = if ended == 1 { "sandbox" } else { "sandboxes" };
     output::line(&format!("ended {ended} {what} of {}", dir.path().display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends everything on a node. Its server finds out when the node connects again, and removes the rows.
+fn run_on_node(dir: &DataDir) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    runtime.block_on(async {
+        let node = Node::start(without_sandboxes(dir.path()))
+            .await
+            .context("prepare the host for cleaning up")?;
+        node.remove_everything().await.context("remove sandboxes")
+    })?;
+    output::line(&format!("ended the sandboxes of {}", dir.path().display()))?;
     Ok(ExitCode::SUCCESS)
 }
 

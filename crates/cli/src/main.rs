@@ -25,13 +25,18 @@ mod harden;
 mod inside;
 mod logging;
 mod master_key;
+mod node_files;
 mod node_identity;
+mod node_run;
+mod nodes;
 mod one_thread;
 mod operator;
 mod output;
+mod parts;
 mod requests;
 mod sandboxes;
 mod secret;
+mod serve;
 mod signals;
 mod stdio;
 mod template;
@@ -141,8 +146,10 @@ fn generated(command: &Command) -> Option<Result<()>> {
 
 fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCode> {
     let default_level = match command {
-        Command::Up(_) => "info",
+        Command::Up(_) | Command::Server(_) => "info",
+        Command::Node(ref args) if args.command.is_none() => "info",
         Command::Down
+        | Command::Node(_)
         | Command::Doctor { .. }
         | Command::Team(_)
         | Command::User(_)
@@ -170,6 +177,11 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
     }
     match command {
         Command::Up(args) => up::run(settings, &args.with),
+        Command::Server(_) => serve::run(settings),
+        Command::Node(args) => match &args.command {
+            None => node_run::run(settings),
+            Some(command) => nodes::run(settings, command),
+        },
         Command::Down => down::run(settings),
         Command::Doctor { format, .. } => doctor::run(settings, format),
         Command::Team(command) => with_store(settings, async |store| match command {

@@ -107,7 +107,7 @@ fn new_uuid() -> String {
 }
 
 /// The host's name, for people.
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "unnamed".to_owned(),

@@ -4,43 +4,29 @@
 //! node, the node, the server. Whatever fails leaves nothing behind that a second try would trip over.
 
 use std::io::IsTerminal as _;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
-use blobs::{BlobError, Blobs, Claim};
+use anyhow::{Context, Result};
 use node::Node;
-use runtime::settings::CriuChoice;
-use rustix::process::Resource;
-use secrecy::SecretBox;
 use server::clock::Clock;
 use server::lease::{NodeIdentity, NodeLease};
 use server::operator::OperatorSocket;
 use server::server::Server;
-use server::settings::{BlobSettings, BuildSettings, ConnectionLimits, PauseSettings, RepositorySettings};
 use store::Store;
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::config::blobs::BlobConfig;
-use crate::config::builds::registry_authorities;
-use crate::config::egress::{authorities, upstream_roots};
-use crate::config::telemetry::TelemetryConfig;
 use crate::connection_threads::ConnectionThreads;
 use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
-use crate::database::open_store;
 use crate::doctor;
-use crate::master_key::{self, MasterKey};
-use crate::secret::random;
+use crate::parts::Parts;
 use crate::signals::Signals;
-use crate::tls;
-use crate::{accounts, harden, node_identity, output, template, templates, up_with};
+use crate::{harden, node_files, node_identity, output, template, up_with};
 
 /// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);
@@ -58,6 +44,7 @@ pub(crate) fn run(settings: &Config, with: &[String]) -> Result<ExitCode> {
     doctor::require_host(settings)?;
     harden::harden()?;
     let dir = DataDir::prepare(&settings.data_dir)?;
+    node_files::require(&dir, node_files::Role::Platform)?;
     let lock = dir.lock()?;
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -199,64 +186,15 @@ struct Started {
     addresses: Addresses,
 }
 
-/// Listens on the address of a flag.
-async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind(address).await.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            anyhow!("another program listens on {address}; end it, or choose another address with {flag}")
-        }
-        _ => anyhow!(error).context(format!("listen on {address}")),
-    })?;
-    let bound = listener.local_addr().context("read the address of the listener")?;
-    Ok((listener, bound))
-}
-
 async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtimes: Runtimes) -> Result<Started> {
-    let (listener, bound) = bind(settings.listen, "--listen").await?;
-    let metrics = match settings.metrics_listen {
-        Some(address) => Some(bind(address, "--metrics-listen").await?),
-        None => None,
-    };
-    let mut egress = settings.egress.clone();
-    if let Some(path) = &settings.egress_ca_file {
-        egress.upstream_roots = upstream_roots(path).context("egress.ca_file")?;
-    }
-    egress.authorities = authorities(&settings.egress_ca_files).context("egress.ca_files")?;
-    let mut webhooks = settings.webhooks.clone();
-    if let Some(path) = &settings.webhooks_ca_file {
-        webhooks.authorities = upstream_roots(path).context("webhooks.ca_file")?;
-    }
-    let telemetry = settings.telemetry.as_ref().map(TelemetryConfig::load).transpose()?;
-    let registry_authorities = registry_authorities(&settings.registry_ca_files)?;
-    let store = open_store(settings).await?;
-    let master = MasterKey::load_or_make(dir, &settings.master_key)?;
-    let addresses = Addresses::of(bound, settings.domain_at(bound.port()));
-    let shown = tls::prepare(&settings.https, dir, &addresses.domain).context("prepare HTTPS")?;
-    let account = accounts::default_account(&store).await?;
-    if settings.node.driver.base {
-        templates::ensure_base(&store, &settings.resources).await?;
-    } else {
-        templates::ensure_no_base(&store).await?;
-    }
-    accounts::ensure_credentials(&store, dir, &master, &account, &addresses).await?;
-    let token_seed = master.token_seed(&store).await?;
-    match &shown {
-        Some(shown) => credentials::write_tls(dir, &addresses.domain, shown.authority.as_deref())?,
-        // Of an earlier start: nothing would answer who follows it.
-        None => dir.remove(credentials::TLS_FILE)?,
-    }
-
-    let blobs = match &settings.blobs {
-        Some(blobs) => Some(open_blobs(blobs, dir, &token_seed).await?),
-        None => None,
-    };
-
+    let stop = CancellationToken::new();
+    let parts = Parts::prepare(settings, dir, &stop).await?;
     // Before anything of the node is looked at: another server may be at work on it.
-    let lease = NodeLease::take(&store, identity, Clock::system())
+    let lease = NodeLease::take(&parts.store, identity, Clock::system())
         .await
         .context("take the lease of this node")?;
     let node = Node::start(node::NodeSettings {
-        egress: egress.clone(),
+        egress: parts.egress.clone(),
         traffic: Some(runtimes.traffic),
         ..settings.node.clone()
     })
@@ -266,59 +204,18 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
         tracing::warn!("sandboxes run without limits of cpu, memory and processes: any of them can use up this host");
     }
 
-    let stop = CancellationToken::new();
-    let tls = shown.map(|shown| shown.keep(stop.clone())).transpose()?;
-    let https = tls.is_some();
-    let server = Server::start(
-        listener,
-        lease,
-        node.clone(),
-        server::settings::ServerSettings {
-            limits: settings.limits.clone(),
-            capacity: settings.capacity,
-            connections: fitting(&settings.connections),
-            traffic: runtimes.connections,
-            records: settings.records.clone(),
-            always_secure: settings.always_secure,
-            mcp: settings.mcp.clone(),
-            dashboard: settings.dashboard.clone(),
-            repositories: RepositorySettings {
-                directory: Some(dir.path().join("repositories")),
-                ..settings.repositories.clone()
-            },
-            builds: BuildSettings {
-                directory: Some(dir.path().join("builds")),
-                registry_authorities,
-                ..settings.builds.clone()
-            },
-            pool: settings.pool.clone(),
-            pause: PauseSettings {
-                processes_on_disk: match settings.node.driver.criu {
-                    CriuChoice::Off => false,
-                    CriuChoice::Auto => node.writes_processes(),
-                    // Where the one that was asked for cannot be used, each pause says so.
-                    CriuChoice::At(_) => true,
-                },
-                ..settings.pause
-            },
-            webhooks,
-            telemetry,
-            blobs,
-            resources: settings.resources,
-            egress,
-            providers: settings.providers.clone(),
-            signing: settings.signing.clone(),
-            tls,
-            ..server::settings::ServerSettings::new(
-                addresses.domain.clone(),
-                SecretBox::new(Box::new(token_seed)),
-                master.sealer(),
-            )
-        },
-        stop.clone(),
-    )
-    .await
-    .context("start the server")?;
+    let server_settings = parts.server(settings, dir, runtimes.connections, node.writes_processes());
+    let https = parts.has_https();
+    let Parts {
+        listener: (listener, bound),
+        metrics,
+        store,
+        addresses,
+        ..
+    } = parts;
+    let server = Server::start(listener, lease, node.clone(), server_settings, stop.clone())
+        .await
+        .context("start the server")?;
 
     let socket = OperatorSocket::bind(dir.path()).context("listen on the operator's socket")?;
     server.serve_operator(socket);
@@ -334,59 +231,6 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
         stop,
         addresses,
     })
-}
-
-/// Opens the blob store. What only the operator can correct ends the start; a server that is away does not, because
-/// sandboxes and templates of the node need none.
-async fn open_blobs(config: &BlobConfig, dir: &DataDir, token_seed: &[u8; 32]) -> Result<BlobSettings> {
-    let settings = config.load(dir.path().join("blobs"))?;
-    let store = Arc::new(Blobs::open(&settings)?);
-    let owner = master_key::blob_owner(token_seed);
-    let check = async {
-        store.probe(&hex::encode(random::<8>()?)).await?;
-        anyhow::Ok(store.claim(&owner).await?)
-    };
-    match check.await {
-        Ok(Claim::Own) => tracing::info!("layers and uploaded files are kept in {}", store.place()),
-        Ok(Claim::Foreign) => bail!(
-            "the objects with the prefix {:?} in {} belong to another database: choose another blobs.prefix",
-            settings.prefix,
-            store.place()
-        ),
-        Err(error) => match error.downcast_ref::<BlobError>() {
-            Some(why) if !why.is_lasting() => {
-                tracing::error!("{why}: templates whose layers are not on this node cannot be used, and builds fail");
-            }
-            _ => return Err(error.context("the settings of the blob store cannot be used")),
-        },
-    }
-    Ok(BlobSettings {
-        store,
-        owner,
-        grace_s: config.grace_s,
-        cache_bytes: config.cache_mb.map(|mb| u64::from(mb) << 20),
-    })
-}
-
-/// The limits of connections, reduced to the file descriptors that are available: half of all are for sandboxes,
-/// launchers and the database, which must never lack one because of what clients do.
-fn fitting(limits: &ConnectionLimits) -> ConnectionLimits {
-    let files = rustix::process::getrlimit(Resource::Nofile).current;
-    let quarter = files.map_or(usize::MAX, |files| usize::try_from(files / 4).unwrap_or(usize::MAX));
-    if limits.total > quarter {
-        tracing::warn!(
-            "server.connections is {} and becomes {quarter}, a quarter of the limit of open files: raise the hard limit of \
-             whatever starts the platform (ulimit -Hn, LimitNOFILE= of a systemd unit, --ulimit nofile of a container) to \
-             {}, or set server.connections to {quarter}",
-            limits.total,
-            limits.total.saturating_mul(4)
-        );
-    }
-    ConnectionLimits {
-        total: limits.total.min(quarter),
-        into_sandboxes: limits.into_sandboxes.min(quarter),
-        ..limits.clone()
-    }
 }
 
 #[cfg(test)]

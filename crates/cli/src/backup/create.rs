@@ -31,7 +31,7 @@ use crate::operator::exchange;
 use crate::output;
 use crate::output::mib;
 use crate::signals::Signals;
-use crate::{credentials, node_identity};
+use crate::{credentials, node_files, node_identity};
 
 /// Directories of the data directory that are copied as they are: certificates, files that were uploaded for builds, and the
 /// programs with which processes are restored. Their files are replaced and never changed.
@@ -56,6 +56,13 @@ fn now() -> jiff::Timestamp {
 /// When none runs, something cannot be read or written, or templates lack layers and `skip_missing` is not set.
 pub(super) fn run(config: &Config, file: Option<PathBuf>, to: &Path, skip_missing: bool) -> Result<ExitCode> {
     let dir = DataDir::existing(&config.data_dir)?;
+    if dir.path().join(node_files::SERVER).exists() {
+        bail!(
+            "{} is the data directory of a server, and its node has the layers and the paused sandboxes: such a platform cannot be \
+             backed up by this command yet",
+            dir.path().display()
+        );
+    }
     let runtime = one_thread::runtime()?;
     let made = runtime.block_on(async {
         let mut signals = Signals::listen()?;

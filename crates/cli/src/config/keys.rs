@@ -68,6 +68,11 @@ keys! {
         "Address and port on which metrics for Prometheus are served, without authentication.",
         metrics_listen = some(listen),
     },
+    NODES_LISTEN = {
+        "nodes.listen", Some("--nodes-listen"), Text, "127.0.0.1:3100",
+        "Address and port of `ringfence server` to which its node connects, with mutual TLS. Port 0 selects a free port.",
+        nodes_listen = listen,
+    },
     DOMAIN = {
         "domain", Some("--domain"), Text, "sandbox.localhost:<port of listen>",
         "Domain of sandboxes, whose host names are <port>-<id>.<domain>. Must include the port that clients connect \

@@ -50,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     /// Address on which metrics are served, if at all; port 0 selects a free port.
     pub(crate) metrics_listen: Option<SocketAddr>,
+    /// Address to which nodes connect; port 0 selects a free port.
+    pub(crate) nodes_listen: SocketAddr,
     /// The domain of sandboxes, if configured.
     pub(crate) domain: Option<String>,
     /// Whether the port speaks HTTPS.
@@ -118,6 +120,7 @@ impl Config {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 3000)),
             metrics_listen: None,
+            nodes_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 3100)),
             domain: None,
             https: Https::Off,
             log_format: LogFormat::Text,

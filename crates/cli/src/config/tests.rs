@@ -192,7 +192,7 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             ),
             Kind::Text => {
                 let text = match key.name {
-                    "listen" | "metrics_listen" => "[::1]:80",
+                    "listen" | "metrics_listen" | "nodes.listen" => "[::1]:80",
                     "mcp.path" => "/x/mcp",
                     "log_format" => "json",
                     "log_level" => "warn,node=debug",

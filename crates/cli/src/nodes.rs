@@ -1,0 +1,162 @@
+//! `ringfence node token|list|show|forget` on a server, through its operator socket, and `ringfence node join` on the host
+//! that is to be its node.
+
+use std::io::{IsTerminal as _, Read as _};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use http::Method;
+use link::{Address, Token};
+use secrecy::zeroize::Zeroizing;
+use server::operator::{OperatorNode, OperatorToken};
+
+use crate::args::NodeCommand;
+use crate::config::Config;
+use crate::data_dir::DataDir;
+use crate::node_files::{self, Joined, Role};
+use crate::operator::{answer, ask};
+use crate::output::{self, Format};
+use crate::{harden, node_identity};
+
+/// Longest token that is read from standard input, in bytes.
+const TOKEN_MAX: u64 = 4096;
+
+/// Runs a command.
+///
+/// # Errors
+/// When no server runs on the data directory, or the request fails.
+pub(crate) fn run(settings: &Config, command: &NodeCommand) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the async runtime")?;
+    runtime.block_on(async {
+        if let NodeCommand::Join { server, token } = command {
+            return join(settings, server, token.as_deref()).await;
+        }
+        let dir = DataDir::existing(&settings.data_dir)?;
+        if !dir.path().join(node_files::SERVER).exists() {
+            bail!(
+                "{} is not the data directory of a server: run this where `ringfence server` runs",
+                dir.path().display()
+            );
+        }
+        match command {
+            NodeCommand::Token { format } => token(&dir, *format).await,
+            NodeCommand::List { format } => list(&dir, *format).await,
+            NodeCommand::Show { id, format } => show(&dir, id, *format).await,
+            NodeCommand::Forget { id } => {
+                check_id(id)?;
+                answer(&dir, Method::DELETE, &format!("/nodes/{id}")).await?;
+                output::line(&format!("forgot node {id}: its certificate is refused from now on"))
+            }
+            NodeCommand::Join { .. } => Ok(()),
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn token(dir: &DataDir, format: Format) -> Result<()> {
+    let token: OperatorToken = ask(dir, Method::POST, "/node-tokens").await?;
+    match format {
+        Format::Json => output::json(&token),
+        Format::Text => output::line(&token.token),
+    }
+}
+
+async fn list(dir: &DataDir, format: Format) -> Result<()> {
+    let nodes: Vec<OperatorNode> = ask(dir, Method::GET, "/nodes").await?;
+    match format {
+        Format::Json => output::json(&nodes),
+        Format::Text => {
+            let header = ["ID", "NAME", "STATE", "ADDRESS", "VERSION", "JOINED", "SEEN"];
+            output::table(
+                &header,
+                nodes.into_iter().map(|node| {
+                    let or_none =
+                        |text: Option<String>| text.map_or_else(|| "-".to_owned(), |text| output::printable(&text));
+                    vec![
+                        node.id,
+                        output::printable(&node.name),
+                        node.state,
+                        or_none(node.address),
+                        or_none(node.version),
+                        node.joined_at,
+                        or_none(node.seen_at),
+                    ]
+                }),
+            )
+        }
+    }
+}
+
+async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
+    check_id(id)?;
+    let node: OperatorNode = ask(dir, Method::GET, &format!("/nodes/{id}")).await?;
+    if format == Format::Json {
+        return output::json(&node);
+    }
+    let yes = |value: bool| if value { "yes" } else { "no" }.to_owned();
+    let lines = [
+        ("id", Some(node.id)),
+        ("name", Some(node.name)),
+        ("state", Some(node.state)),
+        ("joined", Some(node.joined_at)),
+        ("seen", node.seen_at),
+        ("forgotten", node.forgotten_at),
+        ("address", node.address),
+        ("version", node.version),
+        ("limits of sandboxes", node.is_limited.map(yes)),
+        ("processes on disk", node.writes_processes.map(yes)),
+    ];
+    for (name, value) in lines {
+        if let Some(value) = value {
+            output::line(&format!("{name:<20} {}", output::printable(&value)))?;
+        }
+    }
+    Ok(())
+}
+
+/// The id of a node is part of a path.
+fn check_id(id: &str) -> Result<()> {
+    if id.parse::<model::id::NodeId>().is_err() {
+        bail!("{id:?} is not the ID of a node; see `ringfence node list`");
+    }
+    Ok(())
+}
+
+/// Makes this host the node of a server.
+async fn join(settings: &Config, server: &str, token: Option<&str>) -> Result<()> {
+    let server: Address = server.parse().map_err(anyhow::Error::msg)?;
+    let token = match token {
+        Some(token) if token != "-" => Zeroizing::new(token.to_owned()),
+        _ => {
+            if std::io::stdin().is_terminal() {
+                output::text("Token: ")?;
+            }
+            read_line()?
+        }
+    };
+    let token = Token::parse(&token)?;
+    harden::harden()?;
+    let dir = DataDir::prepare(&settings.data_dir)?;
+    node_files::require(&dir, Role::Node)?;
+    let _lock = dir.lock()?;
+    let credentials = link::join(&server, &token, &node_identity::host_name()).await?;
+    let id = node_files::keep(&dir, &Joined { server, credentials })?;
+    output::line(&format!(
+        "joined as node {id}; start it with: ringfence node --data-dir '{}'",
+        dir.path().display()
+    ))
+}
+
+fn read_line() -> Result<Zeroizing<String>> {
+    let mut text = Zeroizing::new(String::new());
+    let mut byte = [0];
+    let mut input = std::io::stdin().lock().take(TOKEN_MAX);
+    // Byte by byte, so that a terminal's line is enough.
+    while input.read(&mut byte).context("read the token")? == 1 && byte != *b"\n" {
+        text.push(char::from(byte[0]));
+    }
+    Ok(text)
+}

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from harness import hoststate, patience
+from harness.cluster import Cluster
 from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.platform import Platform
@@ -47,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--restored",
         action="store_true",
         help="pause and resume every sandbox before its test, with its processes on disk, by the CRIU of RINGFENCE_CRIU",
+    )
+    parser.addoption(
+        "--cluster",
+        action="store_true",
+        help="with a server and a node as two processes",
     )
     parser.addoption(
         "--forked",
@@ -99,6 +105,8 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
         gateway = Gateway(work_dir)
         gateway.start()
         server: Platform = Platform(work_dir / "data", config=CONFIG + gateway.config())
+    elif request.config.getoption("--cluster"):
+        server = Cluster(work_dir / "data", config=CONFIG)
     elif request.config.getoption("--tls"):
         more = criu_config() if request.config.getoption("--criu") else ""
         server = SecurePlatform(work_dir / "data", config=f"tls = true\n\n{CONFIG}{more}")

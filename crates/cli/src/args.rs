@@ -4,12 +4,16 @@
 //! so that an invalid value is reported in the same way whatever its source. Secrets have no flag, because every user
 //! of the host can read flags in the process list.
 
+mod listen;
+mod node;
 mod sandbox;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use self::listen::{ListenArg, TlsArgs};
+pub(crate) use self::node::{NodeArgs, NodeCommand, ServerArgs};
 pub(crate) use self::sandbox::{
     CopyArgs, ExecArgs, ForwardArgs, ProcessArgs, SandboxCommand, SandboxOrder, ShellArgs, TopArgs, TopOrder,
 };
@@ -186,115 +190,6 @@ pub(crate) struct UpArgs {
     pub(crate) with: Vec<String>,
     #[command(flatten)]
     tls: TlsArgs,
-}
-
-/// Flags of `server`.
-#[derive(Debug, Args)]
-pub(crate) struct ServerArgs {
-    #[command(flatten)]
-    listen: ListenArg,
-    /// Address and port to which nodes connect; port 0 selects a free port
-    /// [env: RINGFENCE_NODES_LISTEN] [default: 127.0.0.1:3100]
-    #[arg(long, value_name = "ADDRESS")]
-    nodes_listen: Option<String>,
-    /// Address and port on which metrics for Prometheus are served, such as 127.0.0.1:9464; port 0 selects a free port
-    /// [env: RINGFENCE_METRICS_LISTEN] [default: none]
-    #[arg(long, value_name = "ADDRESS")]
-    metrics_listen: Option<String>,
-    /// Domain of sandboxes, whose host names are <port>-<id>.<domain>
-    /// [env: RINGFENCE_DOMAIN] [default: sandbox.localhost:<port of --listen>]
-    #[arg(long, value_name = "DOMAIN")]
-    domain: Option<String>,
-    #[command(flatten)]
-    tls: TlsArgs,
-}
-
-/// The subcommand of `node`, if there is one.
-#[derive(Debug, Args)]
-pub(crate) struct NodeArgs {
-    #[command(subcommand)]
-    pub(crate) command: Option<NodeCommand>,
-}
-
-/// Subcommands of `node`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum NodeCommand {
-    /// Make this host the node of a server; the host needs no open port
-    ///
-    /// Makes a key, and gets a certificate for it from the server, which renews it. The token also says which server it is:
-    /// no other one is trusted.
-    Join {
-        /// Address of the server for nodes, https://<host>:<port>, see its --nodes-listen
-        server: String,
-        /// Token of `ringfence node token` on the server; `-`, or without this flag, it is read from standard input. Others on
-        /// this host can see flags: a token is good once
-        #[arg(long, value_name = "TOKEN")]
-        token: Option<String>,
-    },
-    /// Make a token with which one node can join within an hour, and print it; requires a running server
-    Token {
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
-    /// List the nodes that have joined; requires a running server
-    List {
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
-    /// Show one node; requires a running server
-    Show {
-        /// ID of the node
-        id: String,
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
-    /// Forget a node: its connection ends, its certificate is refused, and another one can join; requires a running server
-    ///
-    /// Its sandboxes go on until `ringfence down` on its host. If it joins again, the server takes them over; if another node
-    /// does, they count as lost.
-    Forget {
-        /// ID of the node
-        id: String,
-    },
-}
-
-/// Flags of HTTPS.
-#[derive(Debug, Args)]
-pub(crate) struct TlsArgs {
-    /// Serve HTTPS besides HTTP on the same port; without --tls-cert and acme.directory, the certificate is issued by a
-    /// local CA in the data directory [env: RINGFENCE_TLS] [default: false, or true with tls_cert or acme.directory]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    tls: Option<String>,
-    /// Certificate chain in PEM, server certificate first; reloaded when it changes
-    /// [env: RINGFENCE_TLS_CERT] [default: none]
-    #[arg(long, value_name = "FILE")]
-    tls_cert: Option<String>,
-    /// Private key of the server certificate in PEM
-    /// [env: RINGFENCE_TLS_KEY] [default: none]
-    #[arg(long, value_name = "FILE")]
-    tls_key: Option<String>,
-}
-
-impl TlsArgs {
-    fn flags(&self) -> [(&'static Key, &Option<String>); 3] {
-        [
-            (keys::TLS, &self.tls),
-            (keys::TLS_CERT, &self.tls_cert),
-            (keys::TLS_KEY, &self.tls_key),
-        ]
-    }
-}
-
-/// The flag `--listen`.
-#[derive(Debug, Args)]
-pub(crate) struct ListenArg {
-    /// Address and port of the API and of sandbox traffic; port 0 selects a free port
-    /// [env: RINGFENCE_LISTEN] [default: 127.0.0.1:3000]
-    #[arg(long, value_name = "ADDRESS")]
-    listen: Option<String>,
 }
 
 /// Subcommands of `team`.
@@ -653,13 +548,7 @@ impl Cli {
                 flags.push((keys::DOMAIN, &up.domain));
                 flags.extend(up.tls.flags());
             }
-            Command::Server(server) => {
-                flags.push((keys::LISTEN, &server.listen.listen));
-                flags.push((keys::NODES_LISTEN, &server.nodes_listen));
-                flags.push((keys::METRICS_LISTEN, &server.metrics_listen));
-                flags.push((keys::DOMAIN, &server.domain));
-                flags.extend(server.tls.flags());
-            }
+            Command::Server(server) => flags.extend(server.flags()),
             Command::Doctor { listen, tls, .. } => {
                 flags.push((keys::LISTEN, &listen.listen));
                 flags.extend(tls.flags());

@@ -21,7 +21,7 @@ const BOUND: Duration = Duration::from_secs(15);
 /// Why a server was not reached, or did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// It was not reached, or the connection broke.
+    /// The server was not reached, or the connection broke.
     #[error("cannot reach the server at {address}")]
     Connect {
         /// The server.
@@ -30,7 +30,7 @@ pub enum LinkError {
         #[source]
         error: io::Error,
     },
-    /// It has refused.
+    /// The server has refused.
     #[error("the server refuses: {0}")]
     Refused(Refusal),
     /// What this node has to show cannot be used.

@@ -13,7 +13,7 @@ pub(crate) const LEVELS: &[u32] = &[1];
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// It has a token, and wants a certificate.
+    /// A node with a token wants a certificate.
     Join {
         /// The secret of the token.
         secret: String,
@@ -22,12 +22,12 @@ pub(crate) enum Request {
         /// The name of its host.
         name: String,
     },
-    /// It has a certificate, and wants one that ends later.
+    /// A node with a certificate wants one that ends later.
     Renew {
         /// PKCS #10, in hexadecimal.
         request: String,
     },
-    /// It wants to be called.
+    /// A node with a certificate wants to be called.
     Hello(Hello),
 }
 

@@ -101,7 +101,7 @@ impl Port {
                 made = Instant::now();
             }
             let peer = peer.ip().to_canonical();
-            let Some(place) = Place::take(&pending, peer) else {
+            let Some(place) = PendingPermit::take(&pending, peer) else {
                 tracing::warn!(%peer, "too many connections to the port of nodes have not shown who they are");
                 continue;
             };
@@ -122,7 +122,7 @@ impl Port {
         socket: TcpStream,
         config: Arc<ServerConfig>,
         peer: IpAddr,
-        place: Place,
+        place: PendingPermit,
         stop: CancellationToken,
     ) -> io::Result<()> {
         let asked = tokio::time::timeout(HELLO_BOUND, async {
@@ -268,12 +268,12 @@ type Pending = Arc<Mutex<HashMap<IpAddr, usize>>>;
 
 /// The place of a connection whose peer has not shown yet who it is.
 #[derive(Debug)]
-struct Place {
+struct PendingPermit {
     pending: Pending,
     peer: IpAddr,
 }
 
-impl Place {
+impl PendingPermit {
     fn take(pending: &Pending, peer: IpAddr) -> Option<Self> {
         let mut counts = pending.lock();
         if counts.values().sum::<usize>() >= PENDING {
@@ -292,7 +292,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingPermit {
     fn drop(&mut self) {
         let mut counts = self.pending.lock();
         if let Some(count) = counts.get_mut(&self.peer) {

@@ -135,8 +135,7 @@ keys! {
     },
     SERVER_CONNECTIONS_PER_PEER = {
         "server.connections_per_peer", None, Integer, "1024",
-        "Maximum number of connections from one IPv4 address or one IPv6 /64. Does not apply to loopback and \
-         server.shared_peers.",
+        "Maximum number of connections from one IPv4 address or one IPv6 /64. Does not apply to loopback and server.shared_peers.",
         connections.per_peer = count(16, 1 << 20),
     },
     SERVER_CONNECTIONS_PER_SANDBOX = {
@@ -233,8 +232,7 @@ keys! {
     },
     BUILDS_REGISTRY_MIRRORS = {
         "builds.registry_mirrors", None, Text, "none",
-        "Comma-separated registries from which images are fetched instead of others, such as \
-         `docker.io=mirror.example:5000`.",
+        "Comma-separated registries from which images are fetched instead of others, such as `docker.io=mirror.example:5000`.",
         builds.registry_mirrors = builds::mirrors,
     },
     BUILDS_INSECURE_REGISTRIES = {
@@ -250,8 +248,7 @@ keys! {
     },
     BLOBS_STORE = {
         "blobs.store", None, Text, "local",
-        "Where layers of templates and uploaded files are kept: local for the data directory only, or s3 for a bucket \
-         besides it.",
+        "Where layers of templates and uploaded files are kept: local for the data directory only, or s3 for a bucket besides it.",
     },
     BLOBS_BUCKET = {
         "blobs.bucket", None, Text, "none",
@@ -327,8 +324,7 @@ keys! {
     },
     DATABASE_URL = {
         "database_url", None, Text, "sqlite:<data-dir>/ringfence.db",
-        "Database: sqlite:<path> or postgres://user:password@host/name. Has no flag, because it may contain a \
-         password.",
+        "Database: sqlite:<path> or postgres://user:password@host/name. Has no flag, because it may contain a password.",
     },
     MASTER_KEY_FILE = {
         "master_key_file", None, Text, "<data-dir>/secret.key, created by the first start",
@@ -643,8 +639,7 @@ keys! {
     },
     EGRESS_CONNECTIONS_PER_S = {
         "egress.connections_per_s", None, Integer, "100",
-        "Maximum number of new TCP connections from a sandbox per second, 1 to 1000000, and four times as many in one \
-         burst.",
+        "Maximum number of new TCP connections from a sandbox per second, 1 to 1000000, and four times as many in one burst.",
         egress.limits.connections_per_s = number(1, egress::LIMIT_MAX),
     },
     EGRESS_DNS_QUERIES_PER_S = {

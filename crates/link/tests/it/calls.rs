@@ -9,7 +9,7 @@ use testkit::node::{Behaviour, FakeNode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use crate::place::{BOUND, Place, until};
+use crate::place::{BOUND, TestServer, until};
 
 fn sandbox() -> SandboxId {
     "iabc".parse().unwrap()
@@ -32,7 +32,7 @@ async fn echo(node: &FakeNode) {
 
 #[tokio::test]
 async fn everything_crosses_the_link() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let credentials = place.joined().await;
     let node = FakeNode::new();
     echo(&node).await;
@@ -84,7 +84,7 @@ async fn everything_crosses_the_link() {
 
 #[tokio::test]
 async fn what_nobody_reads_holds_up_nothing_else() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let credentials = place.joined().await;
     let node = FakeNode::new();
     echo(&node).await;
@@ -124,7 +124,7 @@ async fn what_nobody_reads_holds_up_nothing_else() {
 
 #[tokio::test]
 async fn a_call_goes_on_when_its_connection_is_lost() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let credentials = place.joined().await;
     let node = FakeNode::new();
     node.running.lock().insert(sandbox());

@@ -7,7 +7,7 @@ use testkit::node::FakeNode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::place::{BOUND, Place, hello, until};
+use crate::place::{BOUND, TestServer, hello, until};
 use crate::raw;
 
 fn refusal(error: LinkError) -> String {
@@ -26,7 +26,7 @@ fn is_cut(error: &LinkError) -> bool {
 
 #[tokio::test]
 async fn a_token_makes_one_node_of_one_server() {
-    let (place, other) = (Place::new().await, Place::new().await);
+    let (place, other) = (TestServer::new().await, TestServer::new().await);
     let token = place.token(1);
     // The secret is not sent to a server that is not the one of the token.
     let error = link::join(&other.address, &token, "a host").await.unwrap_err();
@@ -41,7 +41,7 @@ async fn a_token_makes_one_node_of_one_server() {
 
 #[tokio::test]
 async fn only_certificates_of_its_own_authority_are_taken_by_either_side() {
-    let (place, other) = (Place::new().await, Place::new().await);
+    let (place, other) = (TestServer::new().await, TestServer::new().await);
     let (own, foreign) = (place.joined().await, other.joined().await);
     let mixed = Credentials {
         authority: own.authority.clone(),
@@ -59,7 +59,7 @@ async fn only_certificates_of_its_own_authority_are_taken_by_either_side() {
 
 #[tokio::test]
 async fn a_peer_without_a_certificate_can_only_join() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     for kind in ["hello", "renew"] {
         let mut stream = raw::connect(place.socket, &place.authority, None).await.unwrap();
         let answer = raw::ask(
@@ -78,7 +78,7 @@ async fn a_peer_without_a_certificate_can_only_join() {
 
 #[tokio::test]
 async fn a_forgotten_node_is_cut_and_refused() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let credentials = place.joined().await;
     let node = credentials.node().unwrap();
     let serving = place.connected(&FakeNode::new(), &credentials).await;
@@ -101,7 +101,7 @@ async fn a_forgotten_node_is_cut_and_refused() {
 
 #[tokio::test]
 async fn a_certificate_is_renewed_for_the_same_node() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let credentials = place.joined().await;
     let renewed = link::renew(&place.address, &credentials).await.unwrap();
     assert_eq!(renewed.node().unwrap(), credentials.node().unwrap());
@@ -115,7 +115,7 @@ async fn a_certificate_is_renewed_for_the_same_node() {
 
 #[tokio::test]
 async fn a_frame_that_is_too_large_ends_the_connection() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let credentials = place.joined().await;
     for shown in [None, Some(&credentials)] {
         let mut stream = raw::connect(place.socket, &place.authority, shown).await.unwrap();
@@ -130,7 +130,7 @@ async fn a_frame_that_is_too_large_ends_the_connection() {
 
 #[tokio::test]
 async fn an_older_tls_is_refused() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let error = raw::connect_with(place.socket, &place.authority, None, &[&rustls::version::TLS12]).await;
     assert!(error.is_err());
     place.close().await;
@@ -138,7 +138,7 @@ async fn an_older_tls_is_refused() {
 
 #[tokio::test]
 async fn silent_peers_of_one_address_are_few() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let mut silent = Vec::new();
     for _ in 0..8 {
         silent.push(TcpStream::connect(place.socket).await.unwrap());
@@ -161,7 +161,7 @@ async fn silent_peers_of_one_address_are_few() {
 
 #[tokio::test]
 async fn a_node_that_does_not_speak_the_protocol_is_cut() {
-    let place = Place::new().await;
+    let place = TestServer::new().await;
     let credentials = place.joined().await;
     // It answers the hello and then speaks no HTTP/2.
     let (_, mut connection) = link::connect(&place.address, &credentials, &hello()).await.unwrap();

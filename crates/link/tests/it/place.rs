@@ -48,7 +48,7 @@ impl Members for Known {
     }
 }
 
-pub(crate) struct Place {
+pub(crate) struct TestServer {
     pub(crate) authority: Arc<Authority>,
     pub(crate) known: Arc<Known>,
     pub(crate) hub: Arc<Hub>,
@@ -75,7 +75,7 @@ pub(crate) fn hello() -> Hello {
     link::hello("a host".to_owned(), "1".to_owned())
 }
 
-impl Place {
+impl TestServer {
     pub(crate) async fn new() -> Self {
         let (authority, known, hub) = (Arc::new(authority()), Arc::<Known>::default(), Arc::new(Hub::default()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -16,7 +16,7 @@ use crate::data_dir::DataDir;
 use crate::node_files::{self, Joined, Role};
 use crate::operator::{answer, ask};
 use crate::output::{self, Format};
-use crate::{harden, node_identity};
+use crate::{harden, node_identity, one_thread};
 
 /// Longest token that is read from standard input, in bytes.
 const TOKEN_MAX: u64 = 4096;
@@ -26,10 +26,7 @@ const TOKEN_MAX: u64 = 4096;
 /// # Errors
 /// When no server runs on the data directory, or the request fails.
 pub(crate) fn run(settings: &Config, command: &NodeCommand) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = one_thread::runtime()?;
     runtime.block_on(async {
         if let NodeCommand::Join { server, token } = command {
             return join(settings, server, token.as_deref()).await;

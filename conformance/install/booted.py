@@ -55,7 +55,11 @@ class Booted(Fresh):
         wanted.mkdir(exist_ok=True)
         (wanted / "as-a-machine.service").symlink_to("../as-a-machine.service")
         self.process: subprocess.Popen[bytes] | None = None
-        self.boot()
+        try:
+            self.boot()
+        except BaseException:
+            self.close()
+            raise
 
     def boot(self) -> None:
         """Starts process 1, and waits until it has started everything else."""

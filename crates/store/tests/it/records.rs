@@ -309,14 +309,14 @@ pub(crate) async fn the_last_metrics_of_a_node_are_one_read(db: Database) {
     // One has ended, one is on another node, and one has none.
     let (ended, without) = (COUNT, COUNT - 1);
     store
-        .of_node(node_id(1))
+        .of_node(node_id(1), FIRST_EPOCH)
         .sandbox_delete(&sandbox_id(ended))
         .await
         .unwrap()
         .unwrap();
     let elsewhere = COUNT + 1;
     store
-        .of_node(node_id(2))
+        .of_node(node_id(2), FIRST_EPOCH)
         .sandbox_insert(sandbox(elsewhere, 1))
         .await
         .unwrap();

@@ -256,6 +256,7 @@ mod tests {
             let error = check_but_pages(checkpoint).unwrap_err();
             assert!(error.to_string().contains("core-1.img"), "{error}");
             check_pages(checkpoint).unwrap();
+            fs::write(&core, "a message").unwrap();
             fs::remove_file(&pages).unwrap();
             assert!(
                 check_but_pages(checkpoint)

@@ -62,11 +62,8 @@ async fn a_peer_without_a_certificate_can_only_join() {
     let place = TestServer::new().await;
     for kind in ["hello", "renew"] {
         let mut stream = raw::connect(place.socket, &place.authority, None).await.unwrap();
-        let answer = raw::ask(
-            &mut stream,
-            &format!(r#"{{"kind":"{kind}","levels":[1],"name":"","version":"","request":""}}"#),
-        );
-        let answer = answer.await.unwrap();
+        let text = format!(r#"{{"kind":"{kind}","levels":[1],"name":"","version":"","request":""}}"#);
+        let answer = raw::ask(&mut stream, &text).await.unwrap();
         assert!(
             answer.contains("refused") && answer.contains("no certificate"),
             "{answer}"

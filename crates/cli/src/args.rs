@@ -591,21 +591,27 @@ mod tests {
 
     #[test]
     fn every_flag_of_a_key_shows_its_variable_and_default() {
-        let mut command = Cli::command();
-        let mut up = command.find_subcommand_mut("up").unwrap().clone();
-        for global in command.get_arguments() {
-            up = up.arg(global.clone());
-        }
-        for key in keys::ALL {
-            let Some(flag) = key.flag else { continue };
-            let argument = up
-                .get_arguments()
-                .find(|argument| argument.get_long().is_some_and(|long| format!("--{long}") == flag))
-                .unwrap_or_else(|| panic!("{flag} is no flag of up"));
-            let help = argument.get_help().unwrap().to_string();
-            assert!(help.contains(&format!("[env: {}]", key.env())), "{help}");
-            let default = key.default.replace("port of listen", "port of --listen");
-            assert!(help.contains(&format!("[default: {default}")), "{help}");
+        for name in ["up", "server"] {
+            let mut command = Cli::command();
+            let mut serving = command.find_subcommand_mut(name).unwrap().clone();
+            for global in command.get_arguments() {
+                serving = serving.arg(global.clone());
+            }
+            for key in keys::ALL {
+                // Only a server without a node of its own has nodes that connect.
+                let is_others = name == "up" && key.name == keys::NODES_LISTEN.name;
+                let Some(flag) = key.flag.filter(|_| !is_others) else {
+                    continue;
+                };
+                let argument = serving
+                    .get_arguments()
+                    .find(|argument| argument.get_long().is_some_and(|long| format!("--{long}") == flag))
+                    .unwrap_or_else(|| panic!("{flag} is no flag of {name}"));
+                let help = argument.get_help().unwrap().to_string();
+                assert!(help.contains(&format!("[env: {}]", key.env())), "{help}");
+                let default = key.default.replace("port of listen", "port of --listen");
+                assert!(help.contains(&format!("[default: {default}")), "{help}");
+            }
         }
     }
 

@@ -48,11 +48,11 @@ enum Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stillness {
     Runs,
-    /// It is about to be copied, or is, and goes on after that.
+    /// The sandbox is about to be copied, or is, and goes on after that.
     Copied,
-    /// It is paused, or kept ready for a client.
+    /// The sandbox is paused, or kept ready for a client.
     Frozen,
-    /// It is frozen for a checkpoint: it has no spawner, and its agent may wait for the host.
+    /// The sandbox is frozen for a checkpoint: it has no spawner, and its agent may wait for the host.
     AtRest,
 }
 

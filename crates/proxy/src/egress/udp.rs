@@ -51,7 +51,7 @@ const DNS_IDLE_UNANSWERED: Duration = Duration::from_secs(10);
 /// The addresses and ports of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
-    /// That of the sandbox.
+    /// The address and port of the sandbox.
     source: SocketAddr,
     destination: SocketAddr,
 }

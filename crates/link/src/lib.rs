@@ -9,8 +9,6 @@
 //! the connection. A stream that was cut never looks as if it had ended. Everything is bounded: frames, calls, streams and
 //! what waits in them, peers that have not shown yet who they are, and time.
 
-#![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
-
 mod call;
 mod connection;
 mod dialer;

@@ -344,7 +344,7 @@ impl Builds {
         let id = row.id.clone();
         let end = match self.prepare(row, pins, sandboxes).await {
             Ok((context, job, deadline)) => {
-                let end = self.run(&context, &job, deadline, &cancel).await;
+                let end = Box::pin(self.run(&context, &job, deadline, &cancel)).await;
                 self.end_sandboxes(&context.sandboxes).await;
                 let Some(end) = end else {
                     // Cancelled: the row has its end already. Or the server stops, and the next start begins it again.

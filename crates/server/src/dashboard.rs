@@ -93,9 +93,9 @@ pub(crate) struct Dashboard {
 pub(crate) enum Visit {
     /// The dashboard itself has answered.
     Answered(Response),
-    /// The API answers this request; [`Dashboard::from_api`] makes the response.
+    /// The API answers this request; [`Dashboard::cleaned`] makes the response.
     Api(Request<ClientBody>),
-    /// The operator API answers this request; [`Dashboard::from_api`] makes the response.
+    /// The operator API answers this request; [`Dashboard::cleaned`] makes the response.
     Operator(Request<ClientBody>),
     /// The agent of a sandbox answers this request; [`from_agent`] makes the response.
     Agent(AgentCall),
@@ -187,8 +187,8 @@ impl Dashboard {
     }
 
     /// Makes an answer of the API one for the page: without what gives access to a sandbox or to the team.
-    pub(crate) async fn from_api(&self, response: Response) -> Response {
-        self.cleaner.from_api(response).await
+    pub(crate) async fn cleaned(&self, response: Response) -> Response {
+        self.cleaner.clean(response).await
     }
 
     async fn visit(

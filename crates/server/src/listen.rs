@@ -211,9 +211,9 @@ impl Gateway {
         let dashboard = &self.services.dashboard;
         match dashboard.admit(request, client, self.is_ready()).await {
             Visit::Answered(response) => response,
-            Visit::Api(request) => dashboard.from_api(self.answer_from_api(request).await).await,
+            Visit::Api(request) => dashboard.cleaned(self.answer_from_api(request).await).await,
             Visit::Operator(request) => match self.operator.clone().oneshot(request.map(Body::new)).await {
-                Ok(response) => dashboard.from_api(response).await,
+                Ok(response) => dashboard.cleaned(response).await,
                 Err(infallible) => match infallible {},
             },
             Visit::Agent(call) => {

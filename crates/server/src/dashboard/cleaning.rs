@@ -85,7 +85,7 @@ impl Default for Cleaner {
 
 impl Cleaner {
     /// Makes the answer of the API one for the page.
-    pub(super) async fn from_api(&self, response: Response) -> Response {
+    pub(super) async fn clean(&self, response: Response) -> Response {
         let (mut parts, body) = response.into_parts();
         parts.headers = only(&parts.headers, &FROM_API);
         let is_json = parts
@@ -181,14 +181,14 @@ mod tests {
         ] {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
-        let response = Cleaner::default().from_api(response).await;
+        let response = Cleaner::default().clean(response).await;
         assert_eq!(response.headers()["x-next-token"], "n");
         assert_eq!(response.headers()[header::CACHE_CONTROL], "no-store");
         for absent in ["access-control-allow-origin", "set-cookie"] {
             assert!(!response.headers().contains_key(absent), "{absent}");
         }
         assert_eq!(&body(response).await[..], br#"[{"sandboxID":"i1","x":{}}]"#);
-        let response = Cleaner::default().from_api(large()).await;
+        let response = Cleaner::default().clean(large()).await;
         let left: Value = serde_json::from_slice(&body(response).await).expect("JSON");
         assert_eq!(left, json!({"log": "x".repeat(AT_ONCE_MAX)}));
     }
@@ -201,7 +201,7 @@ mod tests {
         for unchanged in ["{\"log\": \"…", " {\"b\" : 1, \"a\" : 2} "] {
             let sent = unchanged.repeat(AT_ONCE_MAX);
             let response = ([(header::CONTENT_TYPE, "application/json")], sent.clone()).into_response();
-            let response = cleaner.from_api(response).await;
+            let response = cleaner.clean(response).await;
             assert_eq!(response.status(), StatusCode::OK);
             assert_eq!(body(response).await, sent);
         }
@@ -226,16 +226,16 @@ mod tests {
     async fn large_answers_wait_for_each_other_up_to_a_number() {
         let cleaner = Cleaner::default();
         let turns = cleaner.parsing.try_acquire_many(2).expect("all of them");
-        let mut waiting: Vec<_> = (0..LARGE.1).map(|_| Box::pin(cleaner.from_api(large()))).collect();
+        let mut waiting: Vec<_> = (0..LARGE.1).map(|_| Box::pin(cleaner.clean(large()))).collect();
         for one in &mut waiting {
             assert!(futures_util::poll!(one).is_pending());
         }
-        let refused = cleaner.from_api(large()).await;
+        let refused = cleaner.clean(large()).await;
         assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(!has_secret_name(&body(refused).await));
         // Others do not notice.
         let small = axum::Json(json!({"envdAccessToken": "t"})).into_response();
-        assert_eq!(&body(cleaner.from_api(small).await).await[..], b"{}");
+        assert_eq!(&body(cleaner.clean(small).await).await[..], b"{}");
         drop(turns);
         for one in waiting {
             assert_eq!(one.await.status(), StatusCode::OK);

@@ -121,7 +121,7 @@ def test_r(debian: Sandbox) -> None:
         return debian.run_code(code, language="r", **options)
 
     first = run("x <- c(a = 1, b = 2)\nprint('out')\nmessage('err')\nwarning('careful')\nx['b']\n'last'")
-    assert first.logs.stdout == ['[1] "out"\n'] and first.error is None
+    assert "".join(first.logs.stdout) == '[1] "out"\n' and first.error is None
     assert "err\n" in "".join(first.logs.stderr) and "careful" in "".join(first.logs.stderr)
     assert [result.is_main_result for result in first.results] == [False, True] and first.text == '[1] "last"'
     assert run("x[['a']]").text == "[1] 1"

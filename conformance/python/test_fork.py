@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -255,6 +257,35 @@ def test_connections_of_the_parent_stay(box: Sandbox) -> None:
             connected.disconnect()
     finally:
         end(children)
+
+
+def test_requests_meanwhile_are_answered(forking: Platform, box: Sandbox) -> None:
+    """Whoever connects while a sandbox is copied waits until it goes on."""
+    box.commands.run("head -c 100M /dev/urandom > /dev/shm/memory")
+    box.commands.run("python3 -m http.server 7000 --directory /etc/skel", background=True, timeout=0)
+    headers = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "7000"}
+
+    def get() -> int:
+        return httpx.get(forking.url, headers=headers, timeout=30).status_code
+
+    until(lambda: get() == 200, "it serves")
+    has_ended = threading.Event()
+
+    def ask() -> Counter[int]:
+        seen: Counter[int] = Counter()
+        while not has_ended.is_set():
+            seen[get()] += 1
+        return seen
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            for _ in range(3):
+                end(fork(box))
+        finally:
+            has_ended.set()
+        seen = sum((one.result() for one in asking), Counter())
+    assert set(seen) == {200}, seen
 
 
 def test_what_cannot_be_forked(forking: Platform, box: Sandbox) -> None:

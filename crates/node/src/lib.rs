@@ -467,8 +467,9 @@ impl NodeApi for Node {
         Box::pin(async move {
             let handle = self
                 .handle_of(id)
-                // The kernel would accept connections for processes that are stopped.
-                .filter(|handle| !handle.is_ending() && !handle.condition().is_frozen())
+                // The kernel would accept connections for processes that are stopped. Those of one that is copied take theirs
+                // in a moment, and no copy has them.
+                .filter(|handle| !handle.is_ending() && handle.condition().runs_or_is_copied())
                 .ok_or(DialError::Gone)?;
             handle.sandbox().dial(port).await.map_err(|error| {
                 tracing::debug!(sandbox.id = %id, port, "dial: {error}");

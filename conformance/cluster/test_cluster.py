@@ -4,8 +4,7 @@ between them, is gone.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,19 +14,11 @@ from e2b import NotFoundException, Sandbox
 from harness.cluster import Cluster
 from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
-from harness.patience import within
+from harness.traffic import until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
 # Counts in a file, so that a gap or a restart would show, and never ends.
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
-
-
-def until(holds: Callable[[], object], bound_s: float = 20) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + within(bound_s)
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to hold"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +42,7 @@ def counting(cluster: Cluster) -> Iterator[Sandbox]:
     """A sandbox with a program that counts."""
     sandbox = Sandbox.create(timeout=600)
     sandbox.commands.run(f"setsid sh -c '{COUNT}' >/dev/null 2>&1 & echo $! > /tmp/pid", background=False)
-    until(lambda: sandbox.files.exists("/tmp/count"))
+    until(lambda: sandbox.files.exists("/tmp/count"), "it counts")
     yield sandbox
     sandbox.kill()
 
@@ -69,7 +60,7 @@ def goes_on(cluster: Cluster, sandbox: Sandbox, before: int) -> None:
     """The program in the sandbox is still the same, and has counted on."""
     again = Sandbox.connect(sandbox.sandbox_id, timeout=600)
     assert again.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n", cluster.log_tail(20)
-    until(lambda: count(again) > before)
+    until(lambda: count(again) > before, "it goes on counting")
 
 
 def test_a_program(cluster: Cluster) -> None:
@@ -88,13 +79,13 @@ def test_a_program(cluster: Cluster) -> None:
         answer = httpx.get(f"{cluster.url}/index.html", headers=headers, timeout=10)
         return answer.status_code == 200 and answer.text == "served\n"
 
-    until(served)
+    until(served, "its port is served")
 
     kept = sandbox.commands.run("exec sleep 1000", background=True)
     sandbox.pause()
     again = Sandbox.connect(sandbox.sandbox_id, timeout=300)
     assert kept.pid in {process.pid for process in again.commands.list()}
-    until(served)
+    until(served, "its port is served")
     assert again.files.read("big", format="bytes") == data
 
     key = {"X-API-Key": cluster.credentials()["E2B_API_KEY"]}
@@ -122,7 +113,7 @@ def test_a_server_that_is_killed_leaves_sandboxes_running(cluster: Cluster, coun
 def test_without_its_node_a_server_says_so_and_goes_on_afterwards(cluster: Cluster, counting: Sandbox) -> None:
     before, taken = count(counting), takeovers(cluster)
     cluster.relay.cut()
-    until(lambda: cluster.nodes()[-1]["state"] == "away")
+    until(lambda: cluster.nodes()[-1]["state"] == "away", "the node is away")
     created = httpx.post(
         f"{cluster.url}/sandboxes",
         headers={"X-API-Key": cluster.credentials()["E2B_API_KEY"]},
@@ -136,7 +127,7 @@ def test_without_its_node_a_server_says_so_and_goes_on_afterwards(cluster: Clust
     # What the database knows is answered.
     assert counting.sandbox_id in {item.sandbox_id for item in Sandbox.list().next_items()}
     cluster.relay.mend()
-    until(lambda: cluster.nodes()[-1]["state"] == "connected")
+    until(lambda: cluster.nodes()[-1]["state"] == "connected", "the node is connected")
     goes_on(cluster, counting, before)
     assert httpx.get(f"{cluster.url}/health", headers=agent, timeout=30).status_code == 204
     # The server is the same, and was not restarted in itself: the connection alone was lost.
@@ -148,7 +139,7 @@ def test_a_node_that_is_killed_adopts_its_sandboxes(cluster: Cluster, counting: 
     before, taken = count(counting), takeovers(cluster)
     cluster.kill_node()
     cluster.launch_node()
-    until(lambda: takeovers(cluster) > taken, 40)
+    until(lambda: takeovers(cluster) > taken, "the server takes over", 40)
     goes_on(cluster, counting, before)
 
 
@@ -158,7 +149,7 @@ def test_nodes_join_once_and_are_forgotten(cluster: Cluster, counting: Sandbox, 
     assert refused.returncode == 1 and "cannot have a second one" in refused.stderr
     (node,) = [node for node in cluster.nodes() if node["state"] == "connected"]
     assert cluster.run("node", "forget", node["id"]).returncode == 0
-    until(lambda: "was forgotten" in cluster.node_log())
+    until(lambda: "was forgotten" in cluster.node_log(), "the node is told")
     assert [found["state"] for found in cluster.nodes() if found["id"] == node["id"]] == ["forgotten"]
     token = cluster.token()
     cluster.terminate_node()
@@ -171,7 +162,7 @@ def test_nodes_join_once_and_are_forgotten(cluster: Cluster, counting: Sandbox, 
     used = cluster.join(token, tmp_path / "other")
     assert used.returncode == 1 and "used already" in used.stderr, used.stderr
     cluster.launch_node()
-    until(lambda: takeovers(cluster) > taken, 40)
+    until(lambda: takeovers(cluster) > taken, "the server takes over", 40)
     assert cluster.nodes()[-1]["state"] == "connected"
     goes_on(cluster, counting, before)
     for log in (cluster.log(), cluster.node_log()):

@@ -68,7 +68,7 @@ RULES = (
     Rule(
         "crates/runtime/*",
         ("runtime",),
-        (python("lifecycle", "pause_on_disk"), escape("kernel", "files_of_the_host", "proc_and_sys"), crash("images", seconds=60)),
+        (python("lifecycle", "pause_on_disk"), escape("kernel", "files_of_the_host", "proc_and_sys"), crash("checkpoints", seconds=60)),
     ),
     Rule("crates/node/*", ("node",), (python("lifecycle", "pause", "fork"), crash("crash", "pauses", seconds=60))),
     Rule("crates/proxy/*", ("proxy",), (fence("table", "egress_proxy", "resolver", "injection", seconds=80),)),
@@ -83,6 +83,7 @@ RULES = (
     Rule("crates/cli/*", ("cli",), (python("operator", "operator_sandboxes", "operator_inside", "top", seconds=90), SMOKE)),
     Rule("crates/protocol/*", ("protocol",), (SMOKE, python("commands", "lifecycle", seconds=30))),
     Rule("crates/model/*", ("model",), (SMOKE, python("rest", seconds=15))),
+    Rule("crates/link/*", ("link", "server"), (Run("cluster", ("cluster/test_cluster.py",), 30),)),
     Rule("crates/measure/*", ("measure",)),
     Rule("crates/testkit/*", ("testkit",)),
     Rule("crates/xtask/*", ("xtask",)),

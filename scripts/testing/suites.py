@@ -433,7 +433,7 @@ DIRECTORIES = {
     **{"python": "python", "blobs": "blobs", "cli": "cli", "browser": "browser", "mcp": "mcp", "signing": "signing"},
     **{"codeint": "codeint", "desktop": "desktop", "gateway": "gateway", "agents": "agents", "dashboard": "dashboard"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
-    **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring"},
+    **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring", "cluster": "cluster"},
 }
 # Options that a suite needs whatever part of it runs.
 OPTIONS = {

@@ -225,10 +225,10 @@ mod tests {
 
     #[test]
     fn many_pages_are_compared_apart() {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoint = dir.path();
-        let [pages, core] = ["pages-1.img", "core-1.img"].map(|name| checkpoint.join(name));
         for (length, pages_remain) in [(LENGTH, true), (1 << 20, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let checkpoint = dir.path();
+            let [pages, core] = ["pages-1.img", "core-1.img"].map(|name| checkpoint.join(name));
             fs::write(&pages, vec![7; length]).unwrap();
             fs::write(&core, "a message").unwrap();
             write(checkpoint, &Cancel::new().unwrap()).unwrap();

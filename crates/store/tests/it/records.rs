@@ -317,7 +317,7 @@ pub(crate) async fn the_last_metrics_of_a_node_are_one_read(db: Database) {
     let elsewhere = COUNT + 1;
     store
         .of_node(node_id(2), FIRST_EPOCH)
-        .sandbox_insert(sandbox(elsewhere, 1))
+        .sandbox_insert(sandbox(elsewhere, 1 + elsewhere % 2))
         .await
         .unwrap();
     let chunk = |n: u32, team: u32, from_us: i64| MetricChunk {

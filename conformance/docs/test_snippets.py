@@ -24,7 +24,7 @@ from harness.secure import SecurePlatform, secure_platform
 
 BLOCKS = found.blocks()
 # A block that does not run is a block that nobody checks: raise this only with a reason as good as the others.
-NOT_RUN_MAX = 48
+NOT_RUN_MAX = 53
 
 
 def runs(language: str) -> list:

@@ -24,6 +24,8 @@ from code_interpreter.kernel import Environment, Kernel, KernelDied, KernelFaile
 
 # Most that is read of a pipe at once, and the most of one line about a cell.
 PIECE, LINE = 1 << 16, 64 << 20
+# Seconds for which the beginning of a line waits for its end. Clients join pieces as if they were lines.
+REST_S = 0.05
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -58,6 +60,8 @@ class ChildKernel(Kernel):
         self._pipes: dict[str, Pipe] = {}
         self._requests = -1
         self._said = ""
+        # What was read of an output and is not a whole line yet.
+        self._rests: dict[str, str] = {}
         self._busy = False
         self._count = 0
         self._sandbox: dict[str, str] = {}
@@ -150,10 +154,14 @@ class ChildKernel(Kernel):
                         break
                     if text:
                         found = True
-                        yield name, text
+                    if whole := self._whole_lines(name, text):
+                        yield name, whole
                     # Without an answer, both pipes have their turn.
                     if not is_there or not newline:
                         break
+            if newline or ended:
+                for name in list(self._rests):
+                    yield name, self._rests.pop(name)
             if newline:
                 self._said = rest
                 self._busy = False
@@ -166,21 +174,33 @@ class ChildKernel(Kernel):
             if found:
                 # A program that always says something leaves a turn to others: to what ends it, for example.
                 await asyncio.sleep(0)
-            else:
-                await self._wait()
+            elif not await self._wait():
+                for name in list(self._rests):
+                    yield name, self._rests.pop(name)
 
-    async def _wait(self) -> None:
-        """Returns when a pipe can be read, or the process may have ended."""
+    def _whole_lines(self, name: str, text: str) -> str:
+        """What an output has said up to its last newline. The rest is kept, unless it is long."""
+        held = self._rests.pop(name, "") + text
+        end = held.rfind("\n") + 1
+        if len(held) - end > PIECE:
+            end = len(held)
+        if end < len(held):
+            self._rests[name] = held[end:]
+        return held[:end]
+
+    async def _wait(self) -> bool:
+        """Returns when a pipe can be read, or the process may have ended. Whether there was something in time."""
         loop = asyncio.get_running_loop()
         self._readable.clear()
         for pipe in self._pipes.values():
             loop.add_reader(pipe.fd, self._readable.set)
         try:
             # Not `wait_for`: that of Python 3.11 loses a cancellation that comes together with what it waits for.
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(REST_S if self._rests else 0.5):
                 await self._readable.wait()
+            return True
         except TimeoutError:
-            pass
+            return False
         finally:
             for pipe in self._pipes.values():
                 loop.remove_reader(pipe.fd)
@@ -216,7 +236,7 @@ class ChildKernel(Kernel):
             os.close(pipe.fd)
         if self._requests >= 0:
             os.close(self._requests)
-        self._process, self._pipes, self._requests, self._said, self._busy = None, {}, -1, "", False
+        self._process, self._pipes, self._requests, self._said, self._rests, self._busy = None, {}, -1, "", {}, False
 
 
 def die_with_parent() -> None:

@@ -113,6 +113,32 @@ class Noise(unittest.IsolatedAsyncioTestCase):
         await self.abandoned("python")
 
 
+class PartsOfLines(unittest.IsolatedAsyncioTestCase):
+    """Pieces of output of a program that writes parts of lines."""
+
+    def setUp(self) -> None:
+        self.kernel = Languages(Bounds(), "python3", "/").make("bash", "/tmp")
+
+    def test_a_piece_ends_with_a_line(self) -> None:
+        pieces = [self.kernel._whole_lines("stdout", text) for text in ("4", "2\nan", "d ", "on\n", "x" * 70_000, "y\n")]
+        self.assertEqual(pieces, ["", "42\n", "", "and on\n", "x" * 70_000, "y\n"])
+
+    async def test_what_has_no_end_is_not_kept(self) -> None:
+        await self.kernel.start()
+        try:
+            with tempfile.TemporaryDirectory() as place:
+                cell = f"printf begun; until [ -e {place}/seen ]; do sleep 0.02; done; printf ended"
+                shown = ""
+                async with aclosing(self.kernel.execute(cell, Environment())) as said:
+                    async for event in said:
+                        shown += event.get("text", "")
+                        if shown == "begun":
+                            Path(place, "seen").touch()
+            self.assertEqual(shown, "begunended")
+        finally:
+            await self.kernel.stop()
+
+
 class Asked(unittest.IsolatedAsyncioTestCase):
     """What the agent says about a token."""
 

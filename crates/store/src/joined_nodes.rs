@@ -105,6 +105,12 @@ impl Store {
     ) -> Result<TokenOutcome, StoreError> {
         const WHAT: &str = "let a node join";
         storable("host name", name)?;
+        // Anybody may try, so what is no unused token of this server must not take the turn of a writer.
+        match self.node_token(hash).await? {
+            None => return Ok(TokenOutcome::Unknown),
+            Some(TokenRow { node: Some(_) }) => return Ok(TokenOutcome::Used),
+            Some(TokenRow { node: None }) => {}
+        }
         let failed = |error| classify(&error, "joined node", WHAT);
         let mut tx = self.db.begin(WHAT).await?;
         let used =
@@ -116,8 +122,12 @@ impl Store {
                 .await
                 .map_err(failed)?;
         if used.rows_affected() == 0 {
-            drop(tx);
-            return self.why_not(hash).await;
+            tx.commit().await.map_err(failed)?;
+            return Ok(match self.node_token(hash).await? {
+                None => TokenOutcome::Unknown,
+                Some(TokenRow { node: Some(_) }) => TokenOutcome::Used,
+                Some(TokenRow { node: None }) => TokenOutcome::Expired,
+            });
         }
         let inserted = sqlx::query(
             "INSERT INTO joined_nodes (id, name, place, joined_us) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
@@ -144,14 +154,9 @@ impl Store {
         Ok(TokenOutcome::Joined)
     }
 
-    async fn why_not(&self, hash: &str) -> Result<TokenOutcome, StoreError> {
+    async fn node_token(&self, hash: &str) -> Result<Option<TokenRow>, StoreError> {
         let query = sqlx::query("SELECT node_id FROM node_tokens WHERE hash = $1").bind(hash);
-        let row: Option<TokenRow> = self.db.read_optional("find a token of a node", query).await?;
-        Ok(match row {
-            None => TokenOutcome::Unknown,
-            Some(TokenRow { node: Some(_) }) => TokenOutcome::Used,
-            Some(TokenRow { node: None }) => TokenOutcome::Expired,
-        })
+        self.db.read_optional("find a token of a node", query).await
     }
 
     /// The nodes that have joined, oldest first; those that were forgotten as well.

@@ -357,12 +357,6 @@ impl NodeRows {
             .await
             .map_err(|error| classify(&error, "sandbox", WHAT))?;
         let row: Option<SandboxRow> = rows.first().map(Columns::decode).transpose()?;
-        if row.is_none() {
-            // Rolls back what changed nothing.
-            drop(tx);
-            self.check_lease(WHAT).await?;
-            return Ok(None);
-        }
         if let Some(row) = row.as_ref().filter(|row| row.state != State::Creating) {
             sqlx::query(
                 "UPDATE templates SET spawn_count = spawn_count + 1, \
@@ -376,6 +370,9 @@ impl NodeRows {
             .map_err(|error| classify(&error, "template", WHAT))?;
         }
         tx.commit().await.map_err(|error| classify(&error, "sandbox", WHAT))?;
+        if row.is_none() {
+            self.check_lease(WHAT).await?;
+        }
         Ok(row)
     }
 

@@ -212,6 +212,12 @@ impl Port {
                 return close(&mut tls, &Answer::Refused(refusal)).await;
             }
         };
+        // It may have been forgotten since it was looked up. Whoever forgets it from here on finds it connected, and ends that.
+        if let Err(refusal) = self.members.check(&node).await {
+            self.hub.ended(&end);
+            tracing::warn!(%peer, "a node was refused: {refusal}");
+            return close(&mut tls, &Answer::Refused(refusal)).await;
+        }
         let welcome = Answer::Welcome(Welcome {
             level,
             session: session.id.clone(),

@@ -1,5 +1,6 @@
 //! Peers that are not what they should be.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use link::{Credentials, LinkError};
@@ -93,6 +94,17 @@ async fn a_forgotten_node_is_cut_and_refused() {
     ] {
         assert!(refusal(error).contains("forgotten"));
     }
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_forgotten_while_it_connects_is_refused() {
+    let place = TestServer::new().await;
+    let credentials = place.joined().await;
+    place.known.forgets.store(true, Ordering::SeqCst);
+    let refused = link::connect(&place.address, &credentials, &hello()).await.map(|_| ());
+    assert!(refusal(refused.unwrap_err()).contains("forgotten"));
+    assert!(place.hub.connected().is_none() && !place.session.node.is_connected());
     place.close().await;
 }
 

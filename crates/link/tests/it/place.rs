@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use link::{Address, Authority, Credentials, Hello, Hub, Members, MembersFuture, Port, Refusal, Session, Token};
@@ -22,6 +23,8 @@ pub(crate) struct Known {
     /// Tokens by their hashes, and the nodes that they will make.
     pub(crate) tokens: Mutex<HashMap<String, NodeId>>,
     pub(crate) members: Mutex<HashSet<NodeId>>,
+    /// Whether nodes are forgotten as soon as they have been looked up.
+    pub(crate) forgets: AtomicBool,
 }
 
 impl Members for Known {
@@ -44,7 +47,12 @@ impl Members for Known {
     }
 
     fn seen<'a>(&'a self, _node: &'a NodeId, _name: &'a str) -> MembersFuture<'a, ()> {
-        Box::pin(async { Ok(()) })
+        Box::pin(async {
+            if self.forgets.load(Ordering::SeqCst) {
+                self.members.lock().clear();
+            }
+            Ok(())
+        })
     }
 }
 

@@ -159,7 +159,7 @@ def test_a_step_ends_with_its_command(name: str) -> None:
         .run_cmd("(sleep 3600 &); sleep 3600 & echo first; seq 5000; echo last >&2")
         .run_cmd(f"{noise}; nohup sleep 3600 > /dev/null 2>&1 & until test -s /tmp/goes-on; do :; done")
         .run_cmd("! pgrep sleep; cp /tmp/goes-on /tmp/before")
-        .set_start_cmd("echo log > /dev/stdout; exec sleep 3600", "(sleep 3600 &); test ready")
+        .set_start_cmd("echo log > /dev/stdout; touch /tmp/logged; exec sleep 3600", "(sleep 3600 &); test -e /tmp/logged")
     )
     lines = build(template, name)
     said = [line.split("]: ", 1)[1] for line in lines if line.startswith("[builder 1/3] [stdout]: ")]

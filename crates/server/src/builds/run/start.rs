@@ -20,7 +20,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const READY_BOUND: Duration = Duration::from_secs(600);
 /// How long a start command without a ready command is watched.
 const WATCHED: Duration = Duration::from_secs(20);
-
+/// How long the log follows the start command after the sandbox is ready.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 /// When the log says for the first time why a sandbox is not ready; each time, twice as long passes until the next.
 const FIRST_TOLD: Duration = Duration::from_secs(2);
 
@@ -57,14 +58,18 @@ pub(super) async fn check(
                     _ => Err(ended.failure(FINALIZE, "the start command")),
                 }
             };
-            tokio::pin!(ready);
+            tokio::pin!(ready, run);
             tokio::select! {
                 biased;
-                ended = run => match ended {
+                ended = &mut run => match ended {
                     Ok(()) => ready.await,
                     failed => failed,
                 },
-                result = &mut ready => result,
+                result = &mut ready => {
+                    // What was written before the sandbox was ready may still be on its way.
+                    let _ = timeout(LAST_WORDS, &mut run).await;
+                    result
+                }
             }
         }
     };

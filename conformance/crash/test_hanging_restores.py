@@ -21,6 +21,7 @@ from e2b import Sandbox
 from harness.criu import criu_config
 from harness.elapse import as_told
 from harness.hoststate import tree_of
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -248,10 +249,10 @@ def test_a_snapshot_that_hangs_is_left_alone(crashing: Platform) -> None:
     with hanging(crashing, [""], has_criu) as stopped:
         first, (reason,), took_s = started()
         assert len(stopped) == 1 and stopped[0].startswith(first)
-        assert "could not restore" in reason and 2 < took_s < ATTEMPT_S
+        assert "could not restore" in reason and 2 < took_s < within(ATTEMPT_S)
         second, (reason,), took_s = started()
         assert len(stopped) == 1, "it was not tried"
-        assert "not tried again for 1 s" in reason and took_s < 2
+        assert "not tried again for 1 s" in reason and took_s < within(2)
     children = [first, second]
 
     def goes_on() -> bool:
@@ -284,7 +285,7 @@ def test_others_are_served(crashing: Platform) -> None:
             begun = time.monotonic()
             answer = ours.connect(own)
             assert answer.status_code == 201, answer.text
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < within(5)
             ours.pause(own)
         # Each of them has hung, more than once.
         until(lambda: all(sum(name.startswith(box) for name in stopped) > 1 for box in boxes), "all hang", within_s=60)
@@ -299,11 +300,11 @@ def test_others_are_served(crashing: Platform) -> None:
     delayed = 0
     for answer, took_s in answers:
         assert answer.status_code in (429, 503), answer.text
-        assert took_s < 2 * ATTEMPT_S, answer.text
+        assert took_s < within(2 * ATTEMPT_S), answer.text
         if answer.json().get("error_code") == "sandbox_resume_delayed":
             delayed += 1
             assert "not tried again" in answer.json()["message"] and allowed(answer) >= 1
-            assert took_s < 1
+            assert took_s < within(1)
     assert delayed > len(answers) / 2, f"{delayed} of {len(answers)}"
     # Nothing of what hung is left, and nothing was lost.
     for box in boxes:

@@ -9,6 +9,7 @@ import httpx
 from e2b import Sandbox, TimeoutException
 
 from harness.inside import Background, end_spawner, probe, root
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -50,12 +51,12 @@ def test_no_way_to_the_host_or_its_networks(sandbox: Sandbox, platform: Platform
     for target, seen in outcome.items():
         assert seen["tcp"] not in ("ok", "SIGALRM"), (target, seen)
         assert seen["udp"] != "ok", (target, seen)
-        assert seen["seconds"] < 3, (target, seen)
+        assert seen["seconds"] < within(3), (target, seen)
 
 
 def test_names_do_not_hang(sandbox: Sandbox) -> None:
     took = float(root(sandbox, "python3 -c \"import time,socket\nt=time.time()\ntry: socket.getaddrinfo('example.com',80)\nexcept OSError: pass\nprint(time.time()-t)\""))
-    assert took < 12
+    assert took < within(12)
     assert "127.0.0.1" in root(sandbox, "getent ahostsv4 localhost")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from e2b import NotFoundException, SandboxException, SandboxQuery, SandboxState
 
+from harness.patience import within
 from harness.surface import FLAVOURS, SANDBOX, Box, both, called, methods
 
 # Methods for what the platform does not have.
@@ -39,7 +40,7 @@ async def test_a_whole_life(box: Box) -> None:
     connected = await of_class(box, "connect", made.sandbox_id, timeout=200)
     assert connected.sandbox_id == made.sandbox_id
     left = (await of_class(box, "get_info", made.sandbox_id)).end_at - datetime.now(timezone.utc)
-    assert timedelta(seconds=190) < left <= timedelta(seconds=201)
+    assert timedelta(seconds=200 - within(10)) < left <= timedelta(seconds=201)
     await of_class(box, "set_timeout", made.sandbox_id, timeout=50)
     left = (await of_class(box, "get_info", made.sandbox_id)).end_at - datetime.now(timezone.utc)
     assert left <= timedelta(seconds=51)
@@ -64,7 +65,7 @@ async def test_a_sandbox_at_hand(box: Box) -> None:
     again = await box.connect(timeout=600)
     assert again.sandbox_id == box.sandbox_id
     left = (await box.get_info()).end_at - datetime.now(timezone.utc)
-    assert timedelta(seconds=590) < left <= timedelta(seconds=601)
+    assert timedelta(seconds=600 - within(10)) < left <= timedelta(seconds=601)
     await box.shell("echo -n x > f")
     await box.update_network({"allow_out": ["1.1.1.1", "example.com"], "deny_out": ["0.0.0.0/0"]})
     await of_class(box, "update_network", box.sandbox_id, {})

@@ -16,6 +16,7 @@ from e2b import CommandExitException, NotFoundException, PtySize, Sandbox, Sandb
 
 from harness.elapse import nothing_for
 from harness.inside import Timers
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import get, until, wait_served
 
@@ -70,7 +71,7 @@ def test_it_stands_still_and_goes_on(sandbox: Sandbox, platform: Platform) -> No
     until(lambda: stands_still(sandbox), "nothing of it uses a processor")
     info = sandbox.get_info()
     assert (info.state, info.started_at) == (SandboxState.PAUSED, started)
-    assert abs((info.end_at.timestamp()) - time.time()) < 30
+    assert abs((info.end_at.timestamp()) - time.time()) < within(30)
     detail = api(platform, "GET", f"/sandboxes/{sandbox.sandbox_id}").json()
     assert (detail["pauseMode"], detail["pauseStorage"]) == ("full", "memory")
     # Clients are told as they are of one that has ended, and at once.

@@ -15,6 +15,7 @@ import pytest
 from e2b import Sandbox, Template
 
 from harness.beside import beside
+from harness.patience import within
 from harness.platform import Platform
 from harness.ports import free_port
 from harness.traffic import get, until
@@ -56,7 +57,7 @@ def test_a_request_gets_a_sandbox_with_its_own_settings(pooling: Platform) -> No
     assert info.metadata == {"for": "me"} and info.state == "running"
     seen = box.commands.run('echo "$GREETING $E2B_SANDBOX_ID"; id -un; pwd; date +%s').stdout.split()
     assert seen[:4] == ["hello", made["sandboxID"], "user", "/home/user"]
-    assert abs(int(seen[4]) - time.time()) < 5
+    assert abs(int(seen[4]) - time.time()) < within(5)
     refused = box.commands.run("curl -sS -m 5 http://93.184.216.34/ 2>&1 || echo failed")
     assert refused.stdout.rstrip().endswith("failed")
     # What another request gets has nothing of this one.

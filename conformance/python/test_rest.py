@@ -14,6 +14,7 @@ import httpx
 import pytest
 from e2b import AsyncSandbox, AuthenticationException, Sandbox, SandboxException, SandboxQuery
 
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import by_name, program, until, until_async, wait_served
 
@@ -65,7 +66,7 @@ def test_refreshes_prolong_up_to_an_hour(api: httpx.Client, sandbox: Sandbox) ->
     path = f"/sandboxes/{sandbox.sandbox_id}/refreshes"
     assert api.post(path, json={"duration": 3600}).status_code == 204
     left = sandbox.get_info().end_at - datetime.now(timezone.utc)
-    assert timedelta(seconds=3590) < left <= timedelta(seconds=3601)
+    assert timedelta(seconds=3600 - within(10)) < left <= timedelta(seconds=3601)
     assert api.post(path, json={"duration": 3601}).status_code == 400
     assert api.post(f"/sandboxes/{NOWHERE}/refreshes", json={"duration": 1}).status_code == 404
 

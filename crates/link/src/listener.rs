@@ -1,14 +1,15 @@
 //! The port of a server to which nodes connect.
 //!
 //! Nothing is read of a peer before TLS, and one frame of bounded size before it has shown a certificate or a token. Both
-//! have little time, and one address has few connections in that state, so that nobody can keep the node away. The
-//! certificate of the server is made anew each day.
+//! have little time, and one address has few connections in that state. Where there are too many, the oldest makes room for
+//! the newest, so that keeping the node away takes connections faster than it can show who it is. The certificate of the
+//! server is made anew each day.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -33,9 +34,11 @@ use crate::trust::{Authority, TrustError, check_request, hash_of, node_of};
 const HELLO_BOUND: Duration = Duration::from_secs(10);
 /// How long a refused peer may take to read why.
 const CLOSE_BOUND: Duration = Duration::from_secs(2);
-/// Connections of peers that have not shown yet who they are: of one address, and of all.
+/// Connections of peers that have not shown yet who they are: of one address (of IPv6, one network of 64 bits), and of all.
 const PENDING_PER_PEER: usize = 8;
 const PENDING: usize = 256;
+/// How often the log says at most that there are more.
+const CROWD_TOLD: Duration = Duration::from_secs(10);
 /// Pause after the system could not accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a certificate of the server is used.
@@ -80,7 +83,8 @@ impl Port {
     /// When the certificate of the server cannot be made.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> Result<(), TrustError> {
         let connections = TaskTracker::new();
-        let pending = Arc::new(Mutex::new(HashMap::new()));
+        let pending = Pending::default();
+        let mut crowd_told: Option<Instant> = None;
         let mut config = self.authority.server_config((self.now)())?;
         let mut made = Instant::now();
         loop {
@@ -101,10 +105,11 @@ impl Port {
                 made = Instant::now();
             }
             let peer = peer.ip().to_canonical();
-            let Some(place) = PendingPermit::take(&pending, peer) else {
-                tracing::warn!(%peer, "too many connections to the port of nodes have not shown who they are");
-                continue;
-            };
+            let (place, has_crowd) = PendingPermit::take(&pending, peer);
+            if has_crowd && crowd_told.is_none_or(|told| told.elapsed() > CROWD_TOLD) {
+                crowd_told = Some(Instant::now());
+                tracing::warn!(%peer, "too many connections to the port of nodes have not shown who they are: the oldest are closed");
+            }
             let (port, config, stop) = (self.clone(), Arc::clone(&config), stop.clone());
             connections.spawn(async move {
                 if let Err(error) = port.answer(socket, config, peer, place, stop).await {
@@ -133,6 +138,7 @@ impl Port {
         });
         let (mut tls, request) = tokio::select! {
             asked = asked => asked??,
+            () = place.replaced.cancelled() => return Ok(()),
             () = stop.cancelled() => return Ok(()),
         };
         let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -270,42 +276,110 @@ async fn close(tls: &mut TlsStream<TcpStream>, answer: &Answer) -> io::Result<()
     tokio::time::timeout(CLOSE_BOUND, closing).await?
 }
 
-type Pending = Arc<Mutex<HashMap<IpAddr, usize>>>;
+/// A connection whose peer has not shown yet who it is.
+#[derive(Debug)]
+struct PendingPeer {
+    network: IpAddr,
+    replaced: CancellationToken,
+}
+
+/// The connections whose peers have not shown yet who they are, in the order of their numbers.
+#[derive(Debug, Default)]
+struct PendingPeers {
+    next: u64,
+    peers: BTreeMap<u64, PendingPeer>,
+}
+
+type Pending = Arc<Mutex<PendingPeers>>;
 
 /// The place of a connection whose peer has not shown yet who it is.
 #[derive(Debug)]
 struct PendingPermit {
     pending: Pending,
-    peer: IpAddr,
+    number: u64,
+    /// Cancelled when a newer connection has the place.
+    replaced: CancellationToken,
 }
 
 impl PendingPermit {
-    fn take(pending: &Pending, peer: IpAddr) -> Option<Self> {
-        let mut counts = pending.lock();
-        if counts.values().sum::<usize>() >= PENDING {
-            return None;
+    /// Takes a place, and returns whether others had to give up theirs.
+    fn take(pending: &Pending, peer: IpAddr) -> (Self, bool) {
+        let network = network_of(peer);
+        let replaced = CancellationToken::new();
+        let mut state = pending.lock();
+        let of_network = || state.peers.iter().filter(|(_, peer)| peer.network == network);
+        let oldest = if of_network().count() >= PENDING_PER_PEER {
+            of_network().next()
+        } else if state.peers.len() >= PENDING {
+            state.peers.first_key_value()
+        } else {
+            None
+        };
+        let oldest = oldest.map(|(number, _)| *number);
+        if let Some(peer) = oldest.and_then(|number| state.peers.remove(&number)) {
+            peer.replaced.cancel();
         }
-        let count = counts.entry(peer).or_default();
-        if *count >= PENDING_PER_PEER {
-            return None;
-        }
-        *count += 1;
-        drop(counts);
-        Some(Self {
+        let number = state.next;
+        state.next += 1;
+        let place = PendingPeer {
+            network,
+            replaced: replaced.clone(),
+        };
+        state.peers.insert(number, place);
+        drop(state);
+        let permit = Self {
             pending: Arc::clone(pending),
-            peer,
-        })
+            number,
+            replaced,
+        };
+        (permit, oldest.is_some())
     }
 }
 
 impl Drop for PendingPermit {
     fn drop(&mut self) {
-        let mut counts = self.pending.lock();
-        if let Some(count) = counts.get_mut(&self.peer) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.peer);
-            }
-        }
+        self.pending.lock().peers.remove(&self.number);
+    }
+}
+
+/// What one peer can have at will: an address, or of IPv6 a network of 64 bits.
+fn network_of(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_peer_makes_room() {
+        let pending = Pending::default();
+        let address = |network: usize, host: u128| IpAddr::from(Ipv6Addr::from_bits(((network as u128) << 64) | host));
+        let mut held: Vec<_> = (0..PENDING)
+            .map(|number| PendingPermit::take(&pending, address(number / PENDING_PER_PEER, number as u128)))
+            .collect();
+        assert!(
+            held.iter()
+                .all(|(permit, has_crowd)| !has_crowd && !permit.replaced.is_cancelled())
+        );
+        let gone = |held: &[(PendingPermit, bool)]| -> Vec<usize> {
+            let replaced = |number: &usize| held[*number].0.replaced.is_cancelled();
+            (0..held.len()).filter(replaced).collect()
+        };
+        // One of a network that has all of its places, then one of another network.
+        held.push(PendingPermit::take(&pending, address(1, 1_000)));
+        assert_eq!(gone(&held), [PENDING_PER_PEER]);
+        held.push(PendingPermit::take(&pending, address(1_000, 0)));
+        assert_eq!(gone(&held), [0, PENDING_PER_PEER]);
+        // Who has shown who it is leaves a place.
+        held.remove(1);
+        held.push(PendingPermit::take(&pending, address(1_001, 0)));
+        assert_eq!(gone(&held), [0, PENDING_PER_PEER - 1]);
+        assert_eq!(pending.lock().peers.len(), PENDING);
+        drop(held);
+        assert!(pending.lock().peers.is_empty());
     }
 }

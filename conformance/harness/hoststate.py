@@ -19,6 +19,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def own(*data_dirs: Path) -> None:
     _own = (_own or set()) | {path.resolve() for path in data_dirs}
 
 
+@contextmanager
+def only(*data_dirs: Path) -> Iterator[None]:
+    """Meanwhile, only what belongs to these data directories counts. Platforms named before start and end things then."""
+    global _own
+    earlier, _own = _own, {path.resolve() for path in data_dirs}
+    try:
+        yield
+    finally:
+        _own = earlier
+
+
 def tree_of(data_dir: Path) -> str:
     """Name of the cgroup tree of a data directory: FNV-1a of its path."""
     value = 0xCBF2_9CE4_8422_2325
@@ -87,11 +99,6 @@ def _ranges() -> Iterator[tuple[range, str]]:
             if slash and entry.name.isdigit():
                 first = FIRST_SANDBOX_ID + int(entry.name) * count
                 yield range(first, first + count), slash + path
-
-
-def holders() -> set[str]:
-    """The data directories that have ranges of ids."""
-    return {holder for _, holder in _ranges()}
 
 
 def _others() -> set[str]:

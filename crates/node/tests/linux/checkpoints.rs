@@ -260,6 +260,59 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     assert_eq!(disks(data_dir), 0);
 }
 
+/// A checkpoint that could not be removed when the pause it was written for failed: the sandbox went on, and has done more since.
+/// Who finds both when the platform starts must not ever take it for what the sandbox is.
+pub(super) async fn an_old_one_of_what_runs_is_forgotten(data_dir: &Path) {
+    let host = counting(data_dir).await;
+    let mut counted = goes_on(&host, 0).await;
+    assert_eq!(pause(&host).await.kept, Kept::Checkpoint);
+    let checkpoint = kept_of(data_dir, &host.id).join("image");
+    let old = data_dir.join("old-checkpoint");
+    fs::rename(&checkpoint, &old).unwrap();
+    copy_files(&old, &checkpoint);
+    resume(&host, Kept::Checkpoint).await.unwrap();
+    counted = goes_on(&host, counted).await;
+    host.node.release().await;
+    drop(host);
+    fs::rename(&old, &checkpoint).unwrap();
+
+    let host = open(data_dir).await;
+    let state = WantedState::Running;
+    let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
+    assert_eq!(adopted, [super::running(&host.id)]);
+    counted = goes_on(&host, counted).await;
+    assert!(!checkpoint.exists(), "the old checkpoint is beside the disk of a sandbox that runs");
+
+    // Its processes stand still when the next platform starts: they are what was paused, and go on.
+    let request = PauseSandbox {
+        keep: Kept::Memory,
+        ..to_disk(&host)
+    };
+    let paused = host.node.pause(request, CancellationToken::new()).await.unwrap();
+    assert_eq!(paused.kept, Kept::Memory);
+    host.node.release().await;
+    drop(host);
+    let host = open(data_dir).await;
+    let state = WantedState::Paused(Kept::Memory);
+    let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
+    let state = AdoptedState::Paused(Kept::Memory);
+    let id = host.id.clone();
+    assert_eq!(adopted, [Adopted { id, state }]);
+    resume(&host, Kept::Memory).await.unwrap();
+    goes_on(&host, counted).await;
+    host.node.kill(&host.id).await.unwrap();
+    host.node.release().await;
+}
+
+/// Copies the files of a checkpoint, which has no directories.
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
 pub(super) async fn damaged_checkpoints_are_refused(data_dir: &Path) {
     let host = counting(data_dir).await;
     goes_on(&host, 0).await;

@@ -100,6 +100,11 @@ fn run_all() -> Vec<bool> {
             checkpoints::is_written_while_it_stands_still(dir),
         ),
         passed(
+            "an old checkpoint of a sandbox that runs is forgotten",
+            dir,
+            checkpoints::an_old_one_of_what_runs_is_forgotten(dir),
+        ),
+        passed(
             "a damaged checkpoint is refused, and the disk is kept",
             dir,
             checkpoints::damaged_checkpoints_are_refused(dir),

@@ -7,7 +7,7 @@
 mod egress;
 mod pool;
 mod repositories;
-mod spans;
+mod series;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage, Throttles};
 use self::egress::EgressSeries;
 use self::pool::PoolSeries;
 use self::repositories::RepositorySeries;
-use self::spans::SpanSeries;
+use self::series::{Counts, Labels, series, with_unit};
 use crate::outcome::{
     AttemptOutcome, CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason, SpanOutcome,
 };
@@ -44,7 +44,6 @@ const TOO_MANY_REQUESTS: u16 = 429;
 /// Bytes of a MiB.
 const MIB: i64 = 1024 * 1024;
 
-type Labels = [(&'static str, &'static str); 1];
 type StageLabels = [(&'static str, String); 1];
 type RequestLabels = [(&'static str, Arc<str>); 3];
 type Histograms<S> = Family<S, Histogram, fn() -> Histogram>;
@@ -61,17 +60,16 @@ pub(crate) struct Metrics {
 struct Series {
     requests: Histograms<RequestLabels>,
     requests_limited: Counter,
-    creates: Family<Labels, Counter>,
+    creates: Counts,
     create_stages: Histograms<StageLabels>,
     sandboxes: Family<Labels, Gauge>,
     paused_disk: Gauge,
-    ends: Family<Labels, Counter>,
-    pauses: Family<Labels, Counter>,
-    resumes: Family<Labels, Counter>,
-    webhook_attempts: Family<Labels, Counter>,
+    ends: Counts,
+    pauses: Counts,
+    resumes: Counts,
+    webhook_attempts: Counts,
     expiry_lateness: Histogram,
-    /// By status class.
-    proxied: [Counter; CLASSES.len()],
+    proxied: Counts,
     connections: Gauge,
     client_connections: Gauge,
     connections_refused: Counter,
@@ -89,7 +87,7 @@ struct Series {
     pool: PoolSeries,
     egress: EgressSeries,
     certificate_expiry: FloatGauge,
-    spans: SpanSeries,
+    spans: Counts,
 }
 
 /// Values that are read when the metrics are scraped.
@@ -153,10 +151,7 @@ impl Metrics {
 
     /// Counts a create request.
     pub(crate) fn create(&self, outcome: CreateOutcome) {
-        self.series
-            .creates
-            .get_or_create(&[("outcome", outcome.as_str())])
-            .inc();
+        self.series.creates.add(outcome.as_str(), 1);
     }
 
     /// Observes the durations of the stages of a successful create.
@@ -171,23 +166,22 @@ impl Metrics {
 
     /// Counts the end of a sandbox.
     pub(crate) fn end(&self, reason: EndReason) {
-        self.series.ends.get_or_create(&[("reason", reason.as_str())]).inc();
+        self.series.ends.add(reason.as_str(), 1);
     }
 
     /// Counts a sandbox that was paused.
     pub(crate) fn pause(&self, reason: PauseReason) {
-        self.series.pauses.get_or_create(&[("reason", reason.as_str())]).inc();
+        self.series.pauses.add(reason.as_str(), 1);
     }
 
     /// Counts a sandbox that was resumed.
     pub(crate) fn resume(&self, reason: ResumeReason) {
-        self.series.resumes.get_or_create(&[("reason", reason.as_str())]).inc();
+        self.series.resumes.add(reason.as_str(), 1);
     }
 
     /// Counts an attempt to send an event to a webhook.
     pub(crate) fn webhook_attempt(&self, outcome: AttemptOutcome) {
-        let labels = [("outcome", outcome.as_str())];
-        self.series.webhook_attempts.get_or_create(&labels).inc();
+        self.series.webhook_attempts.add(outcome.as_str(), 1);
     }
 
     /// Observes how late a sandbox was ended after its deadline, in microseconds.
@@ -198,7 +192,7 @@ impl Metrics {
 
     /// Counts an answered request to a sandbox.
     pub(crate) fn proxy_request(&self, status: u16) {
-        self.series.proxied[class(status)].inc();
+        self.series.proxied.add(CLASSES[class(status)], 1);
     }
 
     /// Takes over the node's counts of its measures against a full disk.
@@ -238,12 +232,12 @@ impl Metrics {
 
     /// Counts spans, by what became of them.
     pub(crate) fn spans(&self, outcome: SpanOutcome, count: usize) {
-        self.series.spans.count(outcome, count);
+        self.series.spans.add(outcome.as_str(), count);
     }
 
     /// How many spans have had that outcome since the start.
     pub(crate) fn spans_so_far(&self, outcome: SpanOutcome) -> u64 {
-        self.series.spans.so_far(outcome)
+        self.series.spans.so_far(outcome.as_str())
     }
 
     /// Counts a database error.
@@ -307,201 +301,159 @@ impl Metrics {
 
 impl Series {
     fn register(registry: &mut Registry) -> Self {
-        let requests: Histograms<RequestLabels> = Family::new_with_constructor(durations);
-        registry.register_with_unit(
-            "api_request_duration",
-            "Duration of requests to the API, by operation, method and status class",
-            Unit::Seconds,
-            requests.clone(),
-        );
-        let requests_limited = Counter::default();
-        registry.register(
-            "api_requests_limited",
-            "Requests to the API that were answered 429",
-            requests_limited.clone(),
-        );
-        let creates = Family::<Labels, Counter>::default();
-        registry.register("creates", "Create requests, by outcome", creates.clone());
-        let create_stages: Histograms<StageLabels> = Family::new_with_constructor(durations);
-        registry.register_with_unit(
-            "create_stage_duration",
-            "Time that successful create requests spent in each stage, and in total",
-            Unit::Seconds,
-            create_stages.clone(),
-        );
-        let sandboxes = Family::<Labels, Gauge>::default();
-        registry.register("sandboxes", "Sandboxes, by state", sandboxes.clone());
-        let paused_disk = Gauge::default();
-        registry.register(
-            "paused_disk_bytes",
-            "Space that paused sandboxes take on the disks of the host, in bytes",
-            paused_disk.clone(),
-        );
-        let ends = Family::<Labels, Counter>::default();
-        registry.register("sandbox_ends", "Sandboxes that ended, by reason", ends.clone());
-        let pauses = Family::<Labels, Counter>::default();
-        registry.register(
-            "sandbox_pauses",
-            "Sandboxes that were paused, by reason",
-            pauses.clone(),
-        );
-        let resumes = Family::<Labels, Counter>::default();
-        registry.register(
-            "sandbox_resumes",
-            "Sandboxes that were resumed, by reason",
-            resumes.clone(),
-        );
-        let webhook_attempts = Family::<Labels, Counter>::default();
-        registry.register(
-            "webhook_attempts",
-            "Attempts to send an event to a webhook, by outcome",
-            webhook_attempts.clone(),
-        );
-        let expiry_lateness = durations();
-        registry.register_with_unit(
-            "expiry_lateness",
-            "Time from the deadline of a sandbox until it was ended completely",
-            Unit::Seconds,
-            expiry_lateness.clone(),
-        );
-        let proxied = Family::<Labels, Counter>::default();
-        registry.register(
-            "proxy_requests",
-            "Requests to sandboxes, by status class",
-            proxied.clone(),
-        );
-        let connections = Gauge::default();
-        registry.register(
-            "proxy_connections",
-            "Open connections to sandboxes",
-            connections.clone(),
-        );
-        let client_connections = Gauge::default();
-        registry.register(
-            "client_connections",
-            "Open connections of clients",
-            client_connections.clone(),
-        );
-        let (connections_refused, connections_evicted) = (Counter::default(), Counter::default());
-        registry.register(
-            "client_connections_refused",
-            "Connections that were refused because the connection limit was reached",
-            connections_refused.clone(),
-        );
-        registry.register(
-            "client_connections_evicted",
-            "Idle connections that were closed in favor of new ones",
-            connections_evicted.clone(),
-        );
-        let store_errors = Counter::default();
-        registry.register(
-            "store_errors",
-            "Requests and background tasks that failed because of the database",
-            store_errors.clone(),
-        );
-        let log_entries_lost = Counter::default();
-        registry.register(
-            "log_entries_lost",
-            "Log entries and lifecycle events of sandboxes that were dropped because the database was too slow",
-            log_entries_lost.clone(),
-        );
-        let (memory_available, disk_available) = (FloatGauge::default(), FloatGauge::default());
-        registry.register_with_unit(
-            "host_memory_available",
-            "Available memory of the host; NaN if unknown",
-            Unit::Bytes,
-            memory_available.clone(),
-        );
-        registry.register_with_unit(
-            "host_disk_available",
-            "Available space on the file system of the sandbox disks; NaN if unknown",
-            Unit::Bytes,
-            disk_available.clone(),
-        );
-        let disk_stopped = Gauge::default();
-        registry.register(
-            "sandboxes_disk_stopped",
-            "Sandboxes whose writes are suspended because the disk of the host is nearly full",
-            disk_stopped.clone(),
-        );
-        let disk_stops = Counter::default();
-        registry.register(
-            "sandbox_disk_stops",
-            "How often the writes of a sandbox were suspended because the disk of the host was nearly full",
-            disk_stops.clone(),
-        );
-        let disk_ends = Counter::default();
-        registry.register(
-            "sandbox_disk_ends",
-            "Sandboxes that were ended because they kept taking space on a nearly full disk",
-            disk_ends.clone(),
-        );
-        let throttled = Gauge::default();
-        registry.register(
-            "sandboxes_throttled",
-            "Sandboxes whose processor time is limited because they create many processes",
-            throttled.clone(),
-        );
-        let throttles = Counter::default();
-        registry.register(
-            "sandbox_throttles",
-            "How often the processor time of a sandbox was limited because it created many processes",
-            throttles.clone(),
-        );
-        let certificate_expiry = FloatGauge::default();
-        registry.register_with_unit(
-            "tls_certificate_expiry_timestamp",
-            "When the certificate that clients get expires, in seconds since 1970; NaN without HTTPS",
-            Unit::Seconds,
-            certificate_expiry.clone(),
-        );
-        // Exported from the first scrape on, so that rates have a first value.
-        for outcome in CreateOutcome::ALL {
-            creates.get_or_create_owned(&[("outcome", outcome.as_str())]);
-        }
-        for reason in EndReason::ALL {
-            ends.get_or_create_owned(&[("reason", reason.as_str())]);
-        }
-        for reason in PauseReason::ALL {
-            pauses.get_or_create_owned(&[("reason", reason.as_str())]);
-        }
-        for reason in ResumeReason::ALL {
-            resumes.get_or_create_owned(&[("reason", reason.as_str())]);
-        }
-        for outcome in AttemptOutcome::ALL {
-            webhook_attempts.get_or_create_owned(&[("outcome", outcome.as_str())]);
-        }
         Self {
-            requests,
-            requests_limited,
-            creates,
-            create_stages,
-            sandboxes,
-            paused_disk,
-            ends,
-            pauses,
-            resumes,
-            webhook_attempts,
-            expiry_lateness,
-            proxied: CLASSES.map(|class| proxied.get_or_create_owned(&[("status", class)])),
-            connections,
-            client_connections,
-            connections_refused,
-            connections_evicted,
-            store_errors,
-            log_entries_lost,
-            memory_available,
-            disk_available,
-            disk_stopped,
-            disk_stops,
-            disk_ends,
-            throttled,
-            throttles,
+            requests: with_unit(
+                registry,
+                "api_request_duration",
+                Unit::Seconds,
+                "Duration of requests to the API, by operation, method and status class",
+                Family::new_with_constructor(durations as fn() -> Histogram),
+            ),
+            requests_limited: series(
+                registry,
+                "api_requests_limited",
+                "Requests to the API that were answered 429",
+            ),
+            creates: Counts::register(
+                registry,
+                "creates",
+                "Create requests, by outcome",
+                "outcome",
+                CreateOutcome::ALL.map(CreateOutcome::as_str),
+            ),
+            create_stages: with_unit(
+                registry,
+                "create_stage_duration",
+                Unit::Seconds,
+                "Time that successful create requests spent in each stage, and in total",
+                Family::new_with_constructor(durations as fn() -> Histogram),
+            ),
+            sandboxes: series(registry, "sandboxes", "Sandboxes, by state"),
+            paused_disk: series(
+                registry,
+                "paused_disk_bytes",
+                "Space that paused sandboxes take on the disks of the host, in bytes",
+            ),
+            ends: Counts::register(
+                registry,
+                "sandbox_ends",
+                "Sandboxes that ended, by reason",
+                "reason",
+                EndReason::ALL.map(EndReason::as_str),
+            ),
+            pauses: Counts::register(
+                registry,
+                "sandbox_pauses",
+                "Sandboxes that were paused, by reason",
+                "reason",
+                PauseReason::ALL.map(PauseReason::as_str),
+            ),
+            resumes: Counts::register(
+                registry,
+                "sandbox_resumes",
+                "Sandboxes that were resumed, by reason",
+                "reason",
+                ResumeReason::ALL.map(ResumeReason::as_str),
+            ),
+            webhook_attempts: Counts::register(
+                registry,
+                "webhook_attempts",
+                "Attempts to send an event to a webhook, by outcome",
+                "outcome",
+                AttemptOutcome::ALL.map(AttemptOutcome::as_str),
+            ),
+            expiry_lateness: with_unit(
+                registry,
+                "expiry_lateness",
+                Unit::Seconds,
+                "Time from the deadline of a sandbox until it was ended completely",
+                durations(),
+            ),
+            proxied: Counts::register(
+                registry,
+                "proxy_requests",
+                "Requests to sandboxes, by status class",
+                "status",
+                CLASSES,
+            ),
+            connections: series(registry, "proxy_connections", "Open connections to sandboxes"),
+            client_connections: series(registry, "client_connections", "Open connections of clients"),
+            connections_refused: series(
+                registry,
+                "client_connections_refused",
+                "Connections that were refused because the connection limit was reached",
+            ),
+            connections_evicted: series(
+                registry,
+                "client_connections_evicted",
+                "Idle connections that were closed in favor of new ones",
+            ),
+            store_errors: series(
+                registry,
+                "store_errors",
+                "Requests and background tasks that failed because of the database",
+            ),
+            log_entries_lost: series(
+                registry,
+                "log_entries_lost",
+                "Log entries and lifecycle events of sandboxes that were dropped because the database was too slow",
+            ),
+            memory_available: with_unit(
+                registry,
+                "host_memory_available",
+                Unit::Bytes,
+                "Available memory of the host; NaN if unknown",
+                FloatGauge::default(),
+            ),
+            disk_available: with_unit(
+                registry,
+                "host_disk_available",
+                Unit::Bytes,
+                "Available space on the file system of the sandbox disks; NaN if unknown",
+                FloatGauge::default(),
+            ),
+            disk_stopped: series(
+                registry,
+                "sandboxes_disk_stopped",
+                "Sandboxes whose writes are suspended because the disk of the host is nearly full",
+            ),
+            disk_stops: series(
+                registry,
+                "sandbox_disk_stops",
+                "How often the writes of a sandbox were suspended because the disk of the host was nearly full",
+            ),
+            disk_ends: series(
+                registry,
+                "sandbox_disk_ends",
+                "Sandboxes that were ended because they kept taking space on a nearly full disk",
+            ),
+            throttled: series(
+                registry,
+                "sandboxes_throttled",
+                "Sandboxes whose processor time is limited because they create many processes",
+            ),
+            throttles: series(
+                registry,
+                "sandbox_throttles",
+                "How often the processor time of a sandbox was limited because it created many processes",
+            ),
+            certificate_expiry: with_unit(
+                registry,
+                "tls_certificate_expiry_timestamp",
+                Unit::Seconds,
+                "When the certificate that clients get expires, in seconds since 1970; NaN without HTTPS",
+                FloatGauge::default(),
+            ),
             repositories: RepositorySeries::register(registry),
             pool: PoolSeries::register(registry),
             egress: EgressSeries::register(registry),
-            certificate_expiry,
-            spans: SpanSeries::register(registry),
+            spans: Counts::register(
+                registry,
+                "trace_spans",
+                "Spans of traces, by what became of them: those that were not exported are lost",
+                "outcome",
+                SpanOutcome::ALL.map(SpanOutcome::as_str),
+            ),
         }
     }
 }

@@ -8,32 +8,31 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use protocol::node::{EgressConnections, EgressCounters};
 
+use super::series::{Labels, series, with_unit};
+
 type OutcomeLabels = [(&'static str, &'static str); 2];
-type ProtocolLabels = [(&'static str, &'static str); 1];
 /// Takes one value out of what the node counted.
 type Read = fn(&EgressCounters) -> u64;
 
 #[derive(Debug)]
 pub(super) struct EgressSeries {
     connections: Family<OutcomeLabels, Counter>,
-    open: Family<ProtocolLabels, Gauge>,
+    open: Family<Labels, Gauge>,
     totals: Vec<(Counter, Read)>,
 }
 
 impl EgressSeries {
     /// Exported from the first scrape on.
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let connections = Family::<OutcomeLabels, Counter>::default();
-        registry.register(
+        let connections = series(
+            registry,
             "egress_connections",
             "Outbound connections of sandboxes that ended, were refused or failed, by protocol and outcome",
-            connections.clone(),
         );
-        let open = Family::<ProtocolLabels, Gauge>::default();
-        registry.register(
+        let open = series(
+            registry,
             "egress_open_connections",
             "Open outbound connections of sandboxes, by protocol",
-            open.clone(),
         );
         let mut totals = Vec::new();
         let bytes: [(_, _, Read); 2] = [
@@ -47,9 +46,7 @@ impl EgressSeries {
             ),
         ];
         for (name, help, value) in bytes {
-            let counter = Counter::default();
-            registry.register_with_unit(name, help, Unit::Bytes, counter.clone());
-            totals.push((counter, value));
+            totals.push((with_unit(registry, name, Unit::Bytes, help, Counter::default()), value));
         }
         let counts: [(_, _, Read); 12] = [
             (
@@ -108,17 +105,15 @@ impl EgressSeries {
             }),
         ];
         for (name, help, value) in counts {
-            let counter = Counter::default();
-            registry.register(name, help, counter.clone());
-            totals.push((counter, value));
+            totals.push((series(registry, name, help), value));
         }
-        let series = Self {
+        let all = Self {
             connections,
             open,
             totals,
         };
-        series.set(&EgressCounters::default());
-        series
+        all.set(&EgressCounters::default());
+        all
     }
 
     /// Takes over what the node counted.

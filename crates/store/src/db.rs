@@ -168,6 +168,15 @@ impl Db {
         row.as_ref().map(Columns::decode).transpose()
     }
 
+    /// Runs a query for one number, as column `value`.
+    pub(crate) async fn read_number<T: FromColumns + Default>(
+        &self,
+        what: &'static str,
+        query: Query,
+    ) -> Result<T, StoreError> {
+        Ok(self.read_optional(what, query).await?.unwrap_or_default())
+    }
+
     /// Runs a statement that changes rows, and returns how many. `row` is the kind of row, for errors.
     pub(crate) async fn write(&self, row: &'static str, what: &'static str, query: Query) -> Result<u64, StoreError> {
         let result = query

@@ -103,9 +103,8 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn injection_rule_count(&self, user: &UserId) -> Result<u32, StoreError> {
-        let query = sqlx::query("SELECT COUNT(*) AS rules FROM injection_rules WHERE user_id = $1").bind(user.as_str());
-        let count: Option<RuleCount> = self.db.read_optional("count injection rules", query).await?;
-        Ok(count.map_or(0, |RuleCount(count)| count))
+        let query = sqlx::query("SELECT COUNT(*) AS value FROM injection_rules WHERE user_id = $1").bind(user.as_str());
+        self.db.read_number("count injection rules", query).await
     }
 
     /// What differs after a change of any rule.
@@ -203,16 +202,5 @@ impl FromColumns for Stamp {
             total: columns.int("total")?,
             times: columns.int("times")?,
         })
-    }
-}
-
-/// The number of rules.
-struct RuleCount(u32);
-
-impl FromColumns for RuleCount {
-    const TABLE: &'static str = "injection_rules";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.count("rules").map(Self)
     }
 }

@@ -43,16 +43,6 @@ pub struct RecordBatch {
     pub usage: Vec<NewTeamUsage>,
 }
 
-struct Owner(TeamId);
-
-impl FromColumns for Owner {
-    const TABLE: &'static str = "sandbox_records";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self(columns.id("team_id")?))
-    }
-}
-
 impl Store {
     /// Writes a batch, and returns the sizes of the logs that grew, so that the caller can trim them.
     ///
@@ -97,10 +87,9 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn record_owner(&self, sandbox: &SandboxId) -> Result<Option<TeamId>, StoreError> {
-        let query =
-            sqlx::query("SELECT team_id FROM sandbox_records WHERE sandbox_id = $1 LIMIT 1").bind(sandbox.as_str());
-        let owner = self.db.read_optional::<Owner>("find the team of a log", query).await?;
-        Ok(owner.map(|owner| owner.0))
+        let query = sqlx::query("SELECT team_id AS value FROM sandbox_records WHERE sandbox_id = $1 LIMIT 1")
+            .bind(sandbox.as_str());
+        self.db.read_optional("find the team of a log", query).await
     }
 
     /// Begins the retention of the logs of sandboxes that no longer have a row: they ended without a record of it.

@@ -4,6 +4,7 @@
 
 use std::str::FromStr;
 
+use model::id::{BuildId, TeamId};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -16,6 +17,63 @@ pub(crate) trait FromColumns: Sized {
 
     /// Reads the row.
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError>;
+}
+
+/// What a query reads that asks for single values, for errors.
+const VALUES: &str = "values that a query computes";
+
+/// One text, as column `value`.
+impl FromColumns for String {
+    const TABLE: &'static str = VALUES;
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.text("value")
+    }
+}
+
+/// One number, as column `value`.
+impl FromColumns for u64 {
+    const TABLE: &'static str = VALUES;
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        u64::try_from(columns.int("value")?).map_err(|_| columns.corrupt("value"))
+    }
+}
+
+/// One number of rows, as column `value`.
+impl FromColumns for u32 {
+    const TABLE: &'static str = VALUES;
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.count("value")
+    }
+}
+
+/// The id of a build, as column `value`.
+impl FromColumns for BuildId {
+    const TABLE: &'static str = VALUES;
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.id("value")
+    }
+}
+
+/// The id of a team, as column `value`.
+impl FromColumns for TeamId {
+    const TABLE: &'static str = VALUES;
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.id("value")
+    }
+}
+
+/// One value with its team.
+impl<T: FromColumns> FromColumns for (TeamId, T) {
+    const TABLE: &'static str = VALUES;
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok((columns.id("team_id")?, T::from_columns(columns)?))
+    }
 }
 
 /// One row, read by column name.

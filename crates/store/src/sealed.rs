@@ -118,17 +118,6 @@ pub enum ResealError<E> {
     },
 }
 
-/// A secret of the platform.
-struct PlatformSecret(String);
-
-impl FromColumns for PlatformSecret {
-    const TABLE: &'static str = "platform_secrets";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.text("value_sealed").map(Self)
-    }
-}
-
 impl Store {
     /// Returns the sealed secret of the platform with this name, after storing `sealed` if there was none. Several
     /// servers that do this at once get the same.
@@ -137,8 +126,8 @@ impl Store {
     /// When the database fails.
     pub async fn platform_secret(&self, name: &'static str, sealed: &str) -> Result<String, StoreError> {
         const WHAT: &str = "read a secret of the platform";
-        let find = || sqlx::query("SELECT value_sealed FROM platform_secrets WHERE name = $1").bind(name);
-        if let Some(PlatformSecret(found)) = self.db.read_optional(WHAT, find()).await? {
+        let find = || sqlx::query("SELECT value_sealed AS value FROM platform_secrets WHERE name = $1").bind(name);
+        if let Some(found) = self.db.read_optional(WHAT, find()).await? {
             return Ok(found);
         }
         let insert = sqlx::query(
@@ -147,8 +136,8 @@ impl Store {
         .bind(name)
         .bind(sealed.to_owned());
         self.db.write_durably("secret", WHAT, insert).await?;
-        let stored: Option<PlatformSecret> = self.db.read_optional(WHAT, find()).await?;
-        Ok(stored.map_or_else(|| sealed.to_owned(), |PlatformSecret(found)| found))
+        let stored = self.db.read_optional(WHAT, find()).await?;
+        Ok(stored.unwrap_or_else(|| sealed.to_owned()))
     }
 
     /// Replaces sealed texts, all or none, while no server has a lease. `reseal` gets the column, the key of the row and

@@ -86,16 +86,6 @@ impl FromColumns for SecretRow {
     }
 }
 
-struct Count(i64);
-
-impl FromColumns for Count {
-    const TABLE: &'static str = "secrets";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.int("total").map(Self)
-    }
-}
-
 macro_rules! columns {
     () => {
         "id, team_id, name, version, value_sealed, metadata_json, created_us, updated_us"
@@ -239,8 +229,7 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn secret_count(&self, team: &TeamId) -> Result<u32, StoreError> {
-        let query = sqlx::query("SELECT COUNT(*) AS total FROM secrets WHERE team_id = $1").bind(team.as_str());
-        let count: Option<Count> = self.db.read_optional("count secrets", query).await?;
-        Ok(count.map_or(0, |Count(total)| u32::try_from(total).unwrap_or(u32::MAX)))
+        let query = sqlx::query("SELECT COUNT(*) AS value FROM secrets WHERE team_id = $1").bind(team.as_str());
+        self.db.read_number("count secrets", query).await
     }
 }

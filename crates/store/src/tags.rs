@@ -92,17 +92,6 @@ impl FromColumns for TagSummary {
     }
 }
 
-/// A number of tags.
-struct Count(i64);
-
-impl FromColumns for Count {
-    const TABLE: &'static str = "template_tags";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.int("total").map(Self)
-    }
-}
-
 /// Assigns a tag within a transaction. Assignments to one template are made one after another. `false` when the template
 /// has as many tags as it can have; then the transaction is to be rolled back.
 pub(crate) async fn assign(
@@ -132,7 +121,7 @@ pub(crate) async fn assign(
     .map_err(failed)?;
     // Only a tag that is new can be one too many.
     let count = sqlx::query(
-        "SELECT COUNT(DISTINCT tag) AS total FROM template_tags WHERE template_id = $1 \
+        "SELECT COUNT(DISTINCT tag) AS value FROM template_tags WHERE template_id = $1 \
          AND (SELECT COUNT(*) FROM template_tags WHERE template_id = $1 AND tag = $2) = 1",
     )
     .bind(template.as_str())
@@ -140,8 +129,8 @@ pub(crate) async fn assign(
     .fetch_one(&mut **tx)
     .await
     .map_err(failed)?;
-    let Count(tags) = Columns::decode(&count)?;
-    if tags > i64::from(TAGS_MAX) {
+    let tags: u64 = Columns::decode(&count)?;
+    if tags > u64::from(TAGS_MAX) {
         return Ok(false);
     }
     sqlx::query(
@@ -226,12 +215,11 @@ impl Store {
     /// When the database fails.
     pub async fn tag_count(&self, template: &TemplateId) -> Result<u64, StoreError> {
         let query = sqlx::query(
-            "SELECT COUNT(DISTINCT g.tag) AS total FROM template_tags g JOIN builds b ON b.id = g.build_id \
+            "SELECT COUNT(DISTINCT g.tag) AS value FROM template_tags g JOIN builds b ON b.id = g.build_id \
              WHERE g.template_id = $1 AND b.status = 'ready'",
         )
         .bind(template.as_str());
-        let found: Option<Count> = self.db.read_optional("count tags", query).await?;
-        Ok(found.map_or(0, |Count(total)| u64::try_from(total).unwrap_or(0)))
+        self.db.read_number("count tags", query).await
     }
 
     /// The tags of a template that have a build that is ready, in no particular order: at most [`TAGS_MAX`].

@@ -56,16 +56,6 @@ impl FromColumns for UserRow {
     }
 }
 
-struct Slug(String);
-
-impl FromColumns for Slug {
-    const TABLE: &'static str = "teams";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.text("slug").map(Self)
-    }
-}
-
 impl Store {
     /// Stores a new team.
     ///
@@ -93,9 +83,8 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn team_slug(&self, id: &TeamId) -> Result<Option<String>, StoreError> {
-        let query = sqlx::query("SELECT slug FROM teams WHERE id = $1").bind(id.as_str());
-        let slug: Option<Slug> = self.db.read_optional("find a team", query).await?;
-        Ok(slug.map(|Slug(slug)| slug))
+        let query = sqlx::query("SELECT slug AS value FROM teams WHERE id = $1").bind(id.as_str());
+        self.db.read_optional("find a team", query).await
     }
 
     /// The team whose templates have that namespace.
@@ -161,15 +150,6 @@ impl Store {
             sqlx::query("SELECT id, team_id, name, created_us FROM users WHERE team_id = $1 ORDER BY created_us, id")
                 .bind(team.as_str());
         self.db.read_all("list users", query).await
-    }
-
-    /// Returns the user with this id.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn user_by_id(&self, id: &UserId) -> Result<Option<UserRow>, StoreError> {
-        let query = sqlx::query("SELECT id, team_id, name, created_us FROM users WHERE id = $1").bind(id.as_str());
-        self.db.read_optional("find a user", query).await
     }
 
     /// Returns the user of a team with this name.

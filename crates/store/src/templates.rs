@@ -55,17 +55,6 @@ pub enum Deleted {
     Missing,
 }
 
-/// A build that failed because its template was deleted.
-struct Ended(BuildId);
-
-impl FromColumns for Ended {
-    const TABLE: &'static str = "builds";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.id("id").map(Self)
-    }
-}
-
 /// The overviews that the team `$1` may see, those of snapshots excepted, or only that of the template `$2`. A sandbox in the state `creating` is
 /// not known to any client and does not count; one that has ended was counted at its template when its row was deleted.
 const OVERVIEWS: &str = "SELECT t.id, t.team_id, t.is_public, t.created_us, \
@@ -309,16 +298,16 @@ impl Store {
             .map_err(failed)?;
         let rows = sqlx::query(
             "UPDATE builds SET status = 'failed', reason = 'the template was deleted', finished_us = $2, \
-             registry_sealed = NULL WHERE template_id = $1 AND status IN ('waiting', 'building') RETURNING id",
+             registry_sealed = NULL WHERE template_id = $1 AND status IN ('waiting', 'building') RETURNING id AS value",
         )
         .bind(id.as_str())
         .bind(now_us)
         .fetch_all(&mut *tx)
         .await
         .map_err(failed)?;
-        let builds = rows.iter().map(Columns::decode).collect::<Result<Vec<Ended>, _>>()?;
+        let builds = rows.iter().map(Columns::decode).collect::<Result<_, _>>()?;
         tx.commit().await.map_err(failed)?;
         self.db.sync(WHAT).await?;
-        Ok(Deleted::Deleted(builds.into_iter().map(|Ended(id)| id).collect()))
+        Ok(Deleted::Deleted(builds))
     }
 }

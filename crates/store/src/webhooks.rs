@@ -194,16 +194,6 @@ impl FromColumns for AttemptRow {
     }
 }
 
-struct Count(u32);
-
-impl FromColumns for Count {
-    const TABLE: &'static str = "webhooks";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.count("total").map(Self)
-    }
-}
-
 macro_rules! columns {
     () => {
         "id, team_id, name, url, enabled, type_mask, secret_sealed, dropped, created_us"
@@ -310,9 +300,8 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn webhook_count(&self, team: &TeamId) -> Result<u32, StoreError> {
-        let query = sqlx::query("SELECT COUNT(*) AS total FROM webhooks WHERE team_id = $1").bind(team.as_str());
-        let count: Option<Count> = self.db.read_optional("count webhooks", query).await?;
-        Ok(count.map_or(0, |Count(total)| total))
+        let query = sqlx::query("SELECT COUNT(*) AS value FROM webhooks WHERE team_id = $1").bind(team.as_str());
+        self.db.read_number("count webhooks", query).await
     }
 
     /// Deletes a webhook of a team with all that waits for it, and returns whether the team had it.

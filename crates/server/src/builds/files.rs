@@ -301,7 +301,7 @@ impl BuildFiles {
         match blobs::checked::copy(object, size, &mut file).await {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                tracing::error!(object = %name, "an object of the blob store does not match its checksum");
+                tracing::error!(object = %name, "an object of the blob store does not match its checksum, so it is not used: whoever needs it has to upload it again");
                 return Err(FileError::Damaged);
             }
             Err(error) => return Err(error.into()),
@@ -371,7 +371,7 @@ impl BuildFiles {
         let of_team = space.grow();
         let rest = space.rest().unwrap_or(0);
         let limit = self.team_bytes;
-        let kept = u64::try_from(self.rows.template_file_total(&space.team).await?).unwrap_or(0);
+        let kept = self.rows.template_file_total(&space.team).await?;
         if kept.saturating_add(of_team).saturating_add(rest) > limit {
             return Err(FileError::TeamFull { limit });
         }

@@ -224,7 +224,7 @@ async fn space(operator: &Operator) -> Result<Vec<OperatorSpace>, ErrorResponse>
         teams.entry(team).or_default().1.extend(layer.parse::<LayerId>().ok());
     }
     for (team, bytes) in builds.rows.template_file_totals().await? {
-        teams.entry(team).or_default().2 = u64::try_from(bytes).unwrap_or(0);
+        teams.entry(team).or_default().2 = bytes;
     }
     let memory = builds.memory_bytes().await;
     let memory = memory.map_err(|error| ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, Chain(&error).to_string()))?;

@@ -31,28 +31,6 @@ impl FromColumns for CachedLayerRow {
     }
 }
 
-/// One text of a row.
-struct Text(String);
-
-impl FromColumns for Text {
-    const TABLE: &'static str = "builds";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.text("value").map(Self)
-    }
-}
-
-/// One text of a row of a team.
-struct OfTeam(TeamId, String);
-
-impl FromColumns for OfTeam {
-    const TABLE: &'static str = "builds";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self(columns.id("team_id")?, columns.text("value")?))
-    }
-}
-
 impl NodeRows {
     /// Finds an entry, and notes that it was used.
     ///
@@ -155,8 +133,7 @@ impl NodeRows {
     pub async fn layer_cache_layers(&self) -> Result<Vec<String>, StoreError> {
         let query = sqlx::query("SELECT DISTINCT layer_id AS value FROM layer_cache WHERE node_id = $1")
             .bind(self.node.as_str());
-        let found: Vec<Text> = self.store.db.read_all("list cached layers", query).await?;
-        Ok(found.into_iter().map(|Text(text)| text).collect())
+        self.store.db.read_all("list cached layers", query).await
     }
 
     /// What refers to layers of the node besides the cache: the specs of builds from which a sandbox was or can be
@@ -175,8 +152,7 @@ impl NodeRows {
         )
         .bind(self.node.as_str())
         .bind(deleted_us);
-        let found: Vec<Text> = self.store.db.read_all("list references to layers", query).await?;
-        Ok(found.into_iter().map(|Text(text)| text).collect())
+        self.store.db.read_all("list references to layers", query).await
     }
 
     /// The specs of the builds that sandboxes of the node were started from which have not ended.
@@ -189,8 +165,7 @@ impl NodeRows {
              AND EXISTS (SELECT 1 FROM sandboxes s WHERE s.build_id = b.id AND s.node_id = $1)",
         )
         .bind(self.node.as_str());
-        let found: Vec<Text> = self.store.db.read_all("list layers of sandboxes", query).await?;
-        Ok(found.into_iter().map(|Text(text)| text).collect())
+        self.store.db.read_all("list layers of sandboxes", query).await
     }
 
     /// The specs of the finished builds of the node with the teams that own them, deleted templates excluded.
@@ -203,8 +178,7 @@ impl NodeRows {
              WHERE b.spec_json IS NOT NULL AND b.node_id = $1 AND t.deleted_us IS NULL AND t.team_id IS NOT NULL",
         )
         .bind(self.node.as_str());
-        let found: Vec<OfTeam> = self.store.db.read_all("list layers of teams", query).await?;
-        Ok(found.into_iter().map(|OfTeam(team, value)| (team, value)).collect())
+        self.store.db.read_all("list layers of teams", query).await
     }
 
     /// The layers of all entries of the node with the teams that own them.
@@ -214,8 +188,7 @@ impl NodeRows {
     pub async fn layer_cache_by_team(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
         let query = sqlx::query("SELECT DISTINCT team_id, layer_id AS value FROM layer_cache WHERE node_id = $1")
             .bind(self.node.as_str());
-        let found: Vec<OfTeam> = self.store.db.read_all("list cached layers of teams", query).await?;
-        Ok(found.into_iter().map(|OfTeam(team, value)| (team, value)).collect())
+        self.store.db.read_all("list cached layers of teams", query).await
     }
 }
 
@@ -233,7 +206,6 @@ impl Store {
              AND b.status IN ('waiting', 'building')",
         )
         .bind(deleted_us);
-        let found: Vec<Text> = self.db.read_all("list references to layers", query).await?;
-        Ok(found.into_iter().map(|Text(text)| text).collect())
+        self.db.read_all("list references to layers", query).await
     }
 }

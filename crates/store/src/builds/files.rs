@@ -30,59 +30,26 @@ impl FromColumns for FileRow {
     }
 }
 
-struct Total(i64);
-
-impl FromColumns for Total {
-    const TABLE: &'static str = "template_files";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.int("total").map(Self)
-    }
-}
-
-struct TeamTotal(TeamId, i64);
-
-impl FromColumns for TeamTotal {
-    const TABLE: &'static str = "template_files";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self(columns.id("team_id")?, columns.int("total")?))
-    }
-}
-
-struct Named(TeamId, String);
-
-impl FromColumns for Named {
-    const TABLE: &'static str = "template_files";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self(columns.id("team_id")?, columns.text("hash")?))
-    }
-}
-
 impl Store {
     /// The teams and hashes of the archives of all nodes.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn template_file_names(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
-        let query = sqlx::query("SELECT DISTINCT team_id, hash FROM template_files");
-        let found: Vec<Named> = self.db.read_all("list uploaded files", query).await?;
-        Ok(found.into_iter().map(|Named(team, hash)| (team, hash)).collect())
+        let query = sqlx::query("SELECT DISTINCT team_id, hash AS value FROM template_files");
+        self.db.read_all("list uploaded files", query).await
     }
-}
 
-impl Store {
     /// Whether a node has an archive of a team.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn template_file_exists(&self, team: &TeamId, hash: &str) -> Result<bool, StoreError> {
         storable("hash of files", hash)?;
-        let query = sqlx::query("SELECT team_id, hash FROM template_files WHERE team_id = $1 AND hash = $2 LIMIT 1")
+        let query = sqlx::query("SELECT hash AS value FROM template_files WHERE team_id = $1 AND hash = $2 LIMIT 1")
             .bind(team.as_str())
             .bind(hash);
-        let found: Option<Named> = self.db.read_optional("find an uploaded file", query).await?;
+        let found: Option<String> = self.db.read_optional("find an uploaded file", query).await?;
         Ok(found.is_some())
     }
 }
@@ -135,28 +102,26 @@ impl NodeRows {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn template_file_total(&self, team: &TeamId) -> Result<i64, StoreError> {
+    pub async fn template_file_total(&self, team: &TeamId) -> Result<u64, StoreError> {
         let query = sqlx::query(
-            "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS total FROM template_files \
+            "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS value FROM template_files \
              WHERE node_id = $1 AND team_id = $2",
         )
         .bind(self.node.as_str())
         .bind(team.as_str());
-        let total: Option<Total> = self.store.db.read_optional("measure uploaded files", query).await?;
-        Ok(total.map_or(0, |Total(total)| total))
+        self.store.db.read_number("measure uploaded files", query).await
     }
 
     /// The size of all archives of each team on this node, in bytes.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn template_file_totals(&self) -> Result<Vec<(TeamId, i64)>, StoreError> {
+    pub async fn template_file_totals(&self) -> Result<Vec<(TeamId, u64)>, StoreError> {
         let query = sqlx::query(
-            "SELECT team_id, CAST(SUM(bytes) AS BIGINT) AS total FROM template_files WHERE node_id = $1 GROUP BY team_id",
+            "SELECT team_id, CAST(SUM(bytes) AS BIGINT) AS value FROM template_files WHERE node_id = $1 GROUP BY team_id",
         )
         .bind(self.node.as_str());
-        let found: Vec<TeamTotal> = self.store.db.read_all("measure uploaded files", query).await?;
-        Ok(found.into_iter().map(|TeamTotal(team, total)| (team, total)).collect())
+        self.store.db.read_all("measure uploaded files", query).await
     }
 
     /// Removes the row of an archive that was not used since a time, and returns it; none if there is no such row.

@@ -75,16 +75,6 @@ pub enum BuildEnd {
     Failed(BuildReason),
 }
 
-struct Id(BuildId);
-
-impl FromColumns for Id {
-    const TABLE: &'static str = "builds";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.id("id").map(Self)
-    }
-}
-
 /// A build with the tags that were assigned to it.
 struct Tagged {
     id: BuildId,
@@ -122,25 +112,15 @@ impl FromColumns for BuildJob {
     }
 }
 
-struct Request(Option<String>);
-
-impl FromColumns for Request {
-    const TABLE: &'static str = "builds";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.text_opt("request_json").map(Self)
-    }
-}
-
 impl Store {
     /// What a client sent when it requested the build, besides what has a column; none if nothing.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn build_request_json(&self, id: &BuildId) -> Result<Option<String>, StoreError> {
-        let query = sqlx::query("SELECT request_json FROM builds WHERE id = $1").bind(id.as_str());
-        let request: Option<Request> = self.db.read_optional("find a build", query).await?;
-        Ok(request.and_then(|Request(json)| json))
+        let query = sqlx::query("SELECT request_json AS value FROM builds WHERE id = $1 AND request_json IS NOT NULL")
+            .bind(id.as_str());
+        self.db.read_optional("find a build", query).await
     }
 
     /// Fails a build that was not started, because it cannot begin. `false` when it was started or has ended.
@@ -291,12 +271,12 @@ impl NodeRows {
              WHERE status = 'waiting' AND id = (SELECT id FROM builds WHERE node_id = ",
             held!("$1"),
             " AND status = 'waiting' AND requested_us IS NOT NULL AND recipe_json IS NOT NULL \
-             ORDER BY requested_us, id LIMIT 1) RETURNING id"
+             ORDER BY requested_us, id LIMIT 1) RETURNING id AS value"
         ))
         .bind(self.lease_key.clone())
         .bind(now_us);
-        let begun: Option<Id> = self.store.db.write_returning_durably(WHAT, query).await?;
-        let Some(Id(id)) = begun else { return Ok(None) };
+        let begun: Option<BuildId> = self.store.db.write_returning_durably(WHAT, query).await?;
+        let Some(id) = begun else { return Ok(None) };
         let query = sqlx::query(
             "SELECT b.id, b.template_id, t.team_id, b.cpu_count, b.memory_mb, b.disk_mb, b.attempts, b.started_us, \
              b.recipe_json, b.registry_sealed FROM builds b JOIN templates t ON t.id = b.template_id WHERE b.id = $1",
@@ -411,9 +391,8 @@ impl NodeRows {
     /// # Errors
     /// When the database fails.
     pub async fn build_list_building(&self) -> Result<Vec<BuildId>, StoreError> {
-        let query =
-            sqlx::query("SELECT id FROM builds WHERE node_id = $1 AND status = 'building'").bind(self.node.as_str());
-        let ids: Vec<Id> = self.store.db.read_all("list builds in progress", query).await?;
-        Ok(ids.into_iter().map(|Id(id)| id).collect())
+        let query = sqlx::query("SELECT id AS value FROM builds WHERE node_id = $1 AND status = 'building'")
+            .bind(self.node.as_str());
+        self.store.db.read_all("list builds in progress", query).await
     }
 }

@@ -98,16 +98,6 @@ impl FromColumns for EventSize {
     }
 }
 
-struct Body(String);
-
-impl FromColumns for Body {
-    const TABLE: &'static str = "lifecycle_events";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.text("body_json").map(Self)
-    }
-}
-
 /// A webhook that wants events of its team.
 struct Subscriber {
     id: String,
@@ -126,17 +116,6 @@ impl FromColumns for Subscriber {
     }
 }
 
-/// How many deliveries wait.
-struct Waiting(u32);
-
-impl FromColumns for Waiting {
-    const TABLE: &'static str = "webhook_deliveries";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        columns.count("total").map(Self)
-    }
-}
-
 async fn fetch<T: FromColumns>(tx: &mut Transaction, query: crate::db::Query) -> Result<Vec<T>, StoreError> {
     let rows = query
         .fetch_all(&mut **tx)
@@ -147,8 +126,7 @@ async fn fetch<T: FromColumns>(tx: &mut Transaction, query: crate::db::Query) ->
 
 /// The number of deliveries that a query counts.
 async fn waiting(tx: &mut Transaction, query: crate::db::Query) -> Result<u32, StoreError> {
-    let counted: Vec<Waiting> = fetch(tx, query).await?;
-    Ok(counted.first().map_or(0, |Waiting(total)| *total))
+    Ok(fetch(tx, query).await?.first().copied().unwrap_or(0))
 }
 
 /// Writes events, and what is to be sent of them.
@@ -200,7 +178,7 @@ async fn enqueue(
     if subscribers.is_empty() {
         return Ok(());
     }
-    let all = sqlx::query("SELECT COUNT(*) AS total FROM webhook_deliveries");
+    let all = sqlx::query("SELECT COUNT(*) AS value FROM webhook_deliveries");
     let mut room_of_all = limits.total.saturating_sub(waiting(tx, all).await?);
     for subscriber in &subscribers {
         let wanted = events.iter().filter(|event| subscriber.types.contains(event.kind));
@@ -208,7 +186,7 @@ async fn enqueue(
         if wanted.is_empty() {
             continue;
         }
-        let own = sqlx::query("SELECT COUNT(*) AS total FROM webhook_deliveries WHERE webhook_id = $1");
+        let own = sqlx::query("SELECT COUNT(*) AS value FROM webhook_deliveries WHERE webhook_id = $1");
         let mut room = limits
             .per_webhook
             .saturating_sub(waiting(tx, own.bind(subscriber.id.clone())).await?);
@@ -244,7 +222,7 @@ async fn enqueue(
 macro_rules! list_sql {
     ($sandbox:literal, $direction:literal) => {
         concat!(
-            "SELECT body_json FROM lifecycle_events WHERE team_id = $1 AND (type_bit & $2) <> 0",
+            "SELECT body_json AS value FROM lifecycle_events WHERE team_id = $1 AND (type_bit & $2) <> 0",
             $sandbox,
             " ORDER BY at_us ",
             $direction,
@@ -276,8 +254,7 @@ impl Store {
         if let Some(sandbox) = &query.sandbox_id {
             statement = statement.bind(sandbox.as_str().to_owned());
         }
-        let bodies: Vec<Body> = self.db.read_all("read lifecycle events", statement).await?;
-        Ok(bodies.into_iter().map(|Body(body)| body).collect())
+        self.db.read_all("read lifecycle events", statement).await
     }
 
     /// Removes at most `limit` events that happened at `at_us` or before, oldest first, and returns how many.

@@ -264,18 +264,6 @@ struct LogRest {
     bytes: i64,
 }
 
-/// The accounted size of all logs, in bytes.
-struct Total(u64);
-
-impl FromColumns for Total {
-    const TABLE: &'static str = "sandbox_records";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        let total = columns.int("total")?;
-        Ok(Self(u64::try_from(total).map_err(|_| columns.corrupt("log_bytes"))?))
-    }
-}
-
 impl FromColumns for TrimPoint {
     const TABLE: &'static str = "sandbox_logs";
 
@@ -401,9 +389,8 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn log_total(&self) -> Result<u64, StoreError> {
-        let query = sqlx::query("SELECT CAST(COALESCE(SUM(log_bytes), 0) AS BIGINT) AS total FROM sandbox_records");
-        let total = self.db.read_optional::<Total>("add up the logs", query).await?;
-        Ok(total.map_or(0, |Total(bytes)| bytes))
+        let query = sqlx::query("SELECT CAST(COALESCE(SUM(log_bytes), 0) AS BIGINT) AS value FROM sandbox_records");
+        self.db.read_number("add up the logs", query).await
     }
 
     /// Removes the logs of the sandboxes that ended first, about `limit` entries in all, and returns their accounted

@@ -36,18 +36,6 @@ impl FromColumns for MetricChunk {
     }
 }
 
-/// The number of chunks.
-struct Count(u64);
-
-impl FromColumns for Count {
-    const TABLE: &'static str = "sandbox_metrics";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        let chunks = columns.int("chunks")?;
-        Ok(Self(u64::try_from(chunks).map_err(|_| columns.corrupt("chunks"))?))
-    }
-}
-
 pub(super) fn insert(chunk: &MetricChunk) -> Query {
     sqlx::query(
         "INSERT INTO sandbox_metrics (team_id, sandbox_id, from_us, to_us, samples) VALUES ($1, $2, $3, $4, $5) \
@@ -119,9 +107,8 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn metric_count(&self) -> Result<u64, StoreError> {
-        let query = sqlx::query("SELECT COUNT(*) AS chunks FROM sandbox_metrics");
-        let count = self.db.read_optional::<Count>("count metrics", query).await?;
-        Ok(count.map_or(0, |Count(chunks)| chunks))
+        let query = sqlx::query("SELECT COUNT(*) AS value FROM sandbox_metrics");
+        self.db.read_number("count metrics", query).await
     }
 
     /// Removes at most `limit` chunks whose last sample was taken at `to_us` or before, oldest first, and returns how

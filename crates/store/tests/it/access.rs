@@ -76,8 +76,6 @@ pub(crate) async fn teams_and_users(db: Database) {
         store.user_by_name(&second.id, "default").await.unwrap(),
         Some(elsewhere)
     );
-    assert_eq!(store.user_by_id(&user.id).await.unwrap().as_ref(), Some(&user));
-    assert_eq!(store.user_by_id(&user_id(3)).await.unwrap(), None);
     let nowhere = UserRow {
         id: user_id(3),
         team_id: team_id(3),

@@ -29,10 +29,18 @@ pub(crate) mod op {
 }
 
 /// An instruction: opcode, destination and source register, offset, immediate value.
-pub(crate) type Instruction = (u8, u8, u8, i16, i32);
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Instruction(
+    pub(crate) u8,
+    pub(crate) u8,
+    pub(crate) u8,
+    pub(crate) i16,
+    pub(crate) i32,
+);
 
 /// Adds an instruction to a program.
-pub(crate) fn push(program: &mut Vec<u64>, (opcode, dst, src, offset, immediate): Instruction) {
+pub(crate) fn push(program: &mut Vec<u64>, instruction: Instruction) {
+    let Instruction(opcode, dst, src, offset, immediate) = instruction;
     let [offset_low, offset_high] = offset.to_ne_bytes();
     let [a, b, c, d] = immediate.to_ne_bytes();
     let bytes = [opcode, src << 4 | dst, offset_low, offset_high, a, b, c, d];

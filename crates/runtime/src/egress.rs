@@ -190,6 +190,7 @@ const UDP_KEY: u32 = 1;
 fn program(map: BorrowedFd<'_>) -> Vec<u64> {
     use std::os::fd::AsRawFd;
 
+    use crate::bpf::Instruction;
     use crate::bpf::op::{
         ADD, AND, CALL, COPY, EXIT, IF_EQUAL, IF_NOT_EQUAL, JUMP, LOAD, LOAD_MAP, MOVE, OR_REGISTER, STORE,
     };
@@ -214,60 +215,60 @@ fn program(map: BorrowedFd<'_>) -> Vec<u64> {
     let net = |bytes: [u8; 4]| i32::from_ne_bytes(bytes);
     let word = |at: usize| net([ADDRESS6[at], ADDRESS6[at + 1], ADDRESS6[at + 2], ADDRESS6[at + 3]]);
     let (r0, r1, r2, r3, r4, r5, r6, r7, r10) = (0, 1, 2, 3, 4, 5, 6, 7, 10);
-    let code: [bpf::Instruction; 46] = [
-        (COPY, r6, r1, 0, 0),
+    let code: [Instruction; 46] = [
+        Instruction(COPY, r6, r1, 0, 0),
         // The key: on the stack, because lookups take a pointer.
-        (LOAD, r2, r6, PROTOCOL, 0),
-        (MOVE, r3, 0, 0, TCP_KEY.cast_signed()),
-        (IF_EQUAL, r2, 0, 1, libc::IPPROTO_TCP),
-        (MOVE, r3, 0, 0, UDP_KEY.cast_signed()),
-        (STORE, r10, r3, -4, 0),
-        (LOAD, r2, r6, FAMILY, 0),
-        (IF_EQUAL, r2, 0, V4, libc::AF_INET),
-        (LOAD, r2, r6, LOCAL_IP6, 0),
-        (LOAD, r3, r6, LOCAL_IP6 + 4, 0),
-        (LOAD, r4, r6, LOCAL_IP6 + 8, 0),
-        (LOAD, r5, r6, LOCAL_IP6 + 12, 0),
+        Instruction(LOAD, r2, r6, PROTOCOL, 0),
+        Instruction(MOVE, r3, 0, 0, TCP_KEY.cast_signed()),
+        Instruction(IF_EQUAL, r2, 0, 1, libc::IPPROTO_TCP),
+        Instruction(MOVE, r3, 0, 0, UDP_KEY.cast_signed()),
+        Instruction(STORE, r10, r3, -4, 0),
+        Instruction(LOAD, r2, r6, FAMILY, 0),
+        Instruction(IF_EQUAL, r2, 0, V4, libc::AF_INET),
+        Instruction(LOAD, r2, r6, LOCAL_IP6, 0),
+        Instruction(LOAD, r3, r6, LOCAL_IP6 + 4, 0),
+        Instruction(LOAD, r4, r6, LOCAL_IP6 + 8, 0),
+        Instruction(LOAD, r5, r6, LOCAL_IP6 + 12, 0),
         // ::1
-        (COPY, r7, r2, 0, 0),
-        (OR_REGISTER, r7, r3, 0, 0),
-        (OR_REGISTER, r7, r4, 0, 0),
-        (IF_NOT_EQUAL, r7, 0, NOT_OWN, 0),
-        (IF_EQUAL, r5, 0, PASS, net([0, 0, 0, 1])),
-        (JUMP, 0, 0, GATEWAY, 0),
+        Instruction(COPY, r7, r2, 0, 0),
+        Instruction(OR_REGISTER, r7, r3, 0, 0),
+        Instruction(OR_REGISTER, r7, r4, 0, 0),
+        Instruction(IF_NOT_EQUAL, r7, 0, NOT_OWN, 0),
+        Instruction(IF_EQUAL, r5, 0, PASS, net([0, 0, 0, 1])),
+        Instruction(JUMP, 0, 0, GATEWAY, 0),
         // eth0
-        (MARK, 0, 0, NOT_OWN, 0),
-        (IF_NOT_EQUAL, r2, 0, LINK_LOCAL, word(0)),
-        (IF_NOT_EQUAL, r3, 0, LINK_LOCAL, word(4)),
-        (IF_NOT_EQUAL, r4, 0, LINK_LOCAL, word(8)),
-        (IF_EQUAL, r5, 0, PASS, word(12)),
+        Instruction(MARK, 0, 0, NOT_OWN, 0),
+        Instruction(IF_NOT_EQUAL, r2, 0, LINK_LOCAL, word(0)),
+        Instruction(IF_NOT_EQUAL, r3, 0, LINK_LOCAL, word(4)),
+        Instruction(IF_NOT_EQUAL, r4, 0, LINK_LOCAL, word(8)),
+        Instruction(IF_EQUAL, r5, 0, PASS, word(12)),
         // fe80::/10
-        (MARK, 0, 0, LINK_LOCAL, 0),
-        (AND, r2, 0, 0, net([0xff, 0xc0, 0, 0])),
-        (IF_EQUAL, r2, 0, PASS, net([0xfe, 0x80, 0, 0])),
-        (JUMP, 0, 0, GATEWAY, 0),
-        (MARK, 0, 0, V4, 0),
-        (LOAD, r2, r6, LOCAL_IP4, 0),
-        (IF_EQUAL, r2, 0, PASS, net(ADDRESS)),
+        Instruction(MARK, 0, 0, LINK_LOCAL, 0),
+        Instruction(AND, r2, 0, 0, net([0xff, 0xc0, 0, 0])),
+        Instruction(IF_EQUAL, r2, 0, PASS, net([0xfe, 0x80, 0, 0])),
+        Instruction(JUMP, 0, 0, GATEWAY, 0),
+        Instruction(MARK, 0, 0, V4, 0),
+        Instruction(LOAD, r2, r6, LOCAL_IP4, 0),
+        Instruction(IF_EQUAL, r2, 0, PASS, net(ADDRESS)),
         // 127.0.0.0/8
-        (AND, r2, 0, 0, net([0xff, 0, 0, 0])),
-        (IF_EQUAL, r2, 0, PASS, net([127, 0, 0, 0])),
-        (MARK, 0, 0, GATEWAY, 0),
-        (LOAD_MAP, r1, 1, 0, map.as_raw_fd()),
-        (COPY, r2, r10, 0, 0),
-        (ADD, r2, 0, 0, -4),
-        (CALL, 0, 0, 0, MAP_LOOKUP),
-        (IF_EQUAL, r0, 0, PASS, 0),
-        (COPY, r7, r0, 0, 0),
-        (COPY, r1, r6, 0, 0),
-        (COPY, r2, r0, 0, 0),
-        (MOVE, r3, 0, 0, 0),
-        (CALL, 0, 0, 0, SK_ASSIGN),
-        (COPY, r1, r7, 0, 0),
-        (CALL, 0, 0, 0, SK_RELEASE),
-        (MARK, 0, 0, PASS, 0),
+        Instruction(AND, r2, 0, 0, net([0xff, 0, 0, 0])),
+        Instruction(IF_EQUAL, r2, 0, PASS, net([127, 0, 0, 0])),
+        Instruction(MARK, 0, 0, GATEWAY, 0),
+        Instruction(LOAD_MAP, r1, 1, 0, map.as_raw_fd()),
+        Instruction(COPY, r2, r10, 0, 0),
+        Instruction(ADD, r2, 0, 0, -4),
+        Instruction(CALL, 0, 0, 0, MAP_LOOKUP),
+        Instruction(IF_EQUAL, r0, 0, PASS, 0),
+        Instruction(COPY, r7, r0, 0, 0),
+        Instruction(COPY, r1, r6, 0, 0),
+        Instruction(COPY, r2, r0, 0, 0),
+        Instruction(MOVE, r3, 0, 0, 0),
+        Instruction(CALL, 0, 0, 0, SK_ASSIGN),
+        Instruction(COPY, r1, r7, 0, 0),
+        Instruction(CALL, 0, 0, 0, SK_RELEASE),
+        Instruction(MARK, 0, 0, PASS, 0),
     ];
-    let end = [(MOVE, r0, 0, 0, SK_PASS), (EXIT, 0, 0, 0, 0)];
+    let end = [Instruction(MOVE, r0, 0, 0, SK_PASS), Instruction(EXIT, 0, 0, 0, 0)];
     let code: Vec<_> = code.into_iter().chain(end).collect();
     // Marks vanish, and loading a map takes two instructions.
     let length = |opcode: u8| match opcode {
@@ -275,21 +276,26 @@ fn program(map: BorrowedFd<'_>) -> Vec<u64> {
         LOAD_MAP => 2,
         _ => 1,
     };
-    let position = |end: usize| code.iter().take(end).map(|(opcode, ..)| length(*opcode)).sum::<i16>();
+    let position = |end: usize| {
+        code.iter()
+            .take(end)
+            .map(|Instruction(opcode, ..)| length(*opcode))
+            .sum::<i16>()
+    };
     let target = |mark: i16| {
         let at = code
             .iter()
-            .position(|(opcode, _, _, offset, _)| *opcode == MARK && *offset == mark);
+            .position(|Instruction(opcode, _, _, offset, _)| *opcode == MARK && *offset == mark);
         position(at.unwrap_or(code.len()))
     };
     let mut instructions = Vec::with_capacity(code.len() + 1);
-    for (index, &(opcode, dst, src, offset, immediate)) in code.iter().enumerate() {
+    for (index, &Instruction(opcode, dst, src, offset, immediate)) in code.iter().enumerate() {
         let offset = match opcode {
             MARK => continue,
             JUMP | IF_EQUAL | IF_NOT_EQUAL if offset >= V4 => target(offset) - position(index) - 1,
             _ => offset,
         };
-        bpf::push(&mut instructions, (opcode, dst, src, offset, immediate));
+        bpf::push(&mut instructions, Instruction(opcode, dst, src, offset, immediate));
     }
     instructions
 }

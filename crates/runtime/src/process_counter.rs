@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use crate::bpf::{self, op};
+use crate::bpf::{self, Instruction, op};
 use crate::cgroup::Tree;
 
 /// Maximum number of counted sandboxes, more than a data directory can have.
@@ -107,20 +107,26 @@ fn program(map: BorrowedFd<'_>) -> Vec<u64> {
     let (r0, r1, r2, r10) = (0, 1, 2, 10);
     // Adds one to the counter whose key is on the stack.
     let count = [
-        (op::LOAD_MAP, r1, 1, 0, map.as_raw_fd()),
-        (op::COPY, r2, r10, 0, 0),
-        (op::ADD, r2, 0, 0, -8),
-        (op::CALL, 0, 0, 0, MAP_LOOKUP),
+        Instruction(op::LOAD_MAP, r1, 1, 0, map.as_raw_fd()),
+        Instruction(op::COPY, r2, r10, 0, 0),
+        Instruction(op::ADD, r2, 0, 0, -8),
+        Instruction(op::CALL, 0, 0, 0, MAP_LOOKUP),
         // Over the end of the program.
-        (op::IF_NOT_EQUAL, r0, 0, 2, 0),
-        (op::MOVE, r0, 0, 0, 0),
-        (op::EXIT, 0, 0, 0, 0),
-        (op::MOVE, r1, 0, 0, 1),
-        (op::ADD_ATOMIC, r0, r1, 0, 0),
+        Instruction(op::IF_NOT_EQUAL, r0, 0, 2, 0),
+        Instruction(op::MOVE, r0, 0, 0, 0),
+        Instruction(op::EXIT, 0, 0, 0, 0),
+        Instruction(op::MOVE, r1, 0, 0, 1),
+        Instruction(op::ADD_ATOMIC, r0, r1, 0, 0),
     ];
-    let group = [(op::CALL, 0, 0, 0, CURRENT_CGROUP_ID), (op::STORE_LONG, r10, r0, -8, 0)];
-    let sum = [(op::MOVE, r1, 0, 0, 0), (op::STORE_LONG, r10, r1, -8, 0)];
-    let end = [(op::MOVE, r0, 0, 0, 0), (op::EXIT, 0, 0, 0, 0)];
+    let group = [
+        Instruction(op::CALL, 0, 0, 0, CURRENT_CGROUP_ID),
+        Instruction(op::STORE_LONG, r10, r0, -8, 0),
+    ];
+    let sum = [
+        Instruction(op::MOVE, r1, 0, 0, 0),
+        Instruction(op::STORE_LONG, r10, r1, -8, 0),
+    ];
+    let end = [Instruction(op::MOVE, r0, 0, 0, 0), Instruction(op::EXIT, 0, 0, 0, 0)];
     let mut program = Vec::new();
     for instruction in group.iter().chain(&count).chain(&sum).chain(&count).chain(&end) {
         bpf::push(&mut program, *instruction);

@@ -28,7 +28,7 @@ use self::client::ExportClient;
 use self::context::{Parent, Sampler, SpanId, TraceId, random};
 pub(crate) use self::export::Exporter;
 use self::queue::Queue;
-use self::record::{Kind, Record, Value};
+use self::record::{Attribute, Kind, Record, Value};
 use self::settings::TelemetrySettings;
 pub(crate) use self::work::{WorkSpan, traced};
 use crate::clock::Clock;
@@ -80,10 +80,10 @@ impl Telemetry {
         let sampler = Sampler::new(settings.sampling_ratio);
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let resource = vec![
-            ("service.name", Value::Word("ringfence")),
-            ("service.version", Value::Word(env!("CARGO_PKG_VERSION"))),
-            ("service.instance.id", Value::Shared(node.as_str().into())),
-            ("host.name", Value::Shared(host.into())),
+            Attribute("service.name", Value::Word("ringfence")),
+            Attribute("service.version", Value::Word(env!("CARGO_PKG_VERSION"))),
+            Attribute("service.instance.id", Value::Shared(node.as_str().into())),
+            Attribute("host.name", Value::Shared(host.into())),
         ];
         let client = ExportClient::new(settings);
         let exporter = Exporter::new(Arc::clone(&queue), client, Arc::clone(metrics), resource);
@@ -181,29 +181,32 @@ impl RequestSpan {
         });
     }
 
-    fn attributes(&self) -> Vec<(&'static str, Value)> {
-        let mut attributes = vec![("http.request.method", Value::Word(self.method))];
+    fn attributes(&self) -> Vec<Attribute> {
+        let mut attributes = vec![Attribute("http.request.method", Value::Word(self.method))];
         if let Some(version) = version(self.version) {
-            attributes.push(("network.protocol.version", Value::Word(version)));
+            attributes.push(Attribute("network.protocol.version", Value::Word(version)));
         }
         if let Some(route) = &self.route {
-            attributes.push(("http.route", Value::Shared(route.as_str().into())));
+            attributes.push(Attribute("http.route", Value::Shared(route.as_str().into())));
         }
         if let Some(RequestId(id)) = &self.id {
-            attributes.push(("ringfence.request.id", Value::Shared(Arc::clone(id))));
+            attributes.push(Attribute("ringfence.request.id", Value::Shared(Arc::clone(id))));
         }
         if let Some(team) = self.team.0.get() {
-            attributes.push(("ringfence.team.id", Value::Shared(Arc::clone(team))));
+            attributes.push(Attribute("ringfence.team.id", Value::Shared(Arc::clone(team))));
         }
         match &self.answer {
-            None => attributes.push(("error.type", Value::Word("disconnected"))),
+            None => attributes.push(Attribute("error.type", Value::Word("disconnected"))),
             Some(answer) => {
-                attributes.push(("http.response.status_code", Value::Number(answer.status.into())));
+                attributes.push(Attribute(
+                    "http.response.status_code",
+                    Value::Number(answer.status.into()),
+                ));
                 if let Some(operation) = &answer.operation {
-                    attributes.push(("ringfence.operation", Value::Shared(Arc::clone(operation))));
+                    attributes.push(Attribute("ringfence.operation", Value::Shared(Arc::clone(operation))));
                 }
                 if is_failure(answer.status) {
-                    attributes.push(("error.type", Value::Shared(answer.status.to_string().into())));
+                    attributes.push(Attribute("error.type", Value::Shared(answer.status.to_string().into())));
                 }
             }
         }
@@ -382,10 +385,13 @@ mod tests {
             panic!("one span: {spans:?}");
         };
         assert!(span.has_failed);
-        assert!(span.attributes.contains(&("error.type", Value::Word("disconnected"))));
         assert!(
             span.attributes
-                .contains(&("ringfence.team.id", Value::Shared(ID.into())))
+                .contains(&Attribute("error.type", Value::Word("disconnected")))
+        );
+        assert!(
+            span.attributes
+                .contains(&Attribute("ringfence.team.id", Value::Shared(ID.into())))
         );
     }
 
@@ -439,9 +445,9 @@ mod tests {
             assert_eq!(
                 span.attributes,
                 [
-                    ("ringfence.team.id", Value::Shared(ID.into())),
-                    ("ringfence.sandbox.id", Value::Shared("i00000000000000000001".into())),
-                    ("ringfence.reason", Value::Word("timeout")),
+                    Attribute("ringfence.team.id", Value::Shared(ID.into())),
+                    Attribute("ringfence.sandbox.id", Value::Shared("i00000000000000000001".into())),
+                    Attribute("ringfence.reason", Value::Word("timeout")),
                 ]
             );
         }

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::client::{ExportClient, ExportError};
 use super::message::{ExportRequest, Resource, ResourceSpans, Scope, ScopeSpans};
 use super::queue::Queue;
-use super::record::{Record, Value, attribute};
+use super::record::{Attribute, Record};
 use crate::metrics::Metrics;
 use crate::outcome::SpanOutcome;
 
@@ -66,14 +66,14 @@ impl Exporter {
         queue: Arc<Queue>,
         client: ExportClient,
         metrics: Arc<Metrics>,
-        resource: Vec<(&'static str, Value)>,
+        resource: Vec<Attribute>,
     ) -> Self {
         Self {
             queue,
             client,
             metrics,
             resource: Resource {
-                attributes: resource.into_iter().map(attribute).collect(),
+                attributes: resource.into_iter().map(Attribute::into_message).collect(),
             },
             batch: None,
             failures: 0,

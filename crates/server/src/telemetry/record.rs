@@ -32,6 +32,25 @@ pub(super) enum Value {
     Number(i64),
 }
 
+/// What a span says about its request or its work: a key and its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Attribute(pub(super) &'static str, pub(super) Value);
+
+impl Attribute {
+    pub(super) fn into_message(self) -> KeyValue {
+        let Self(key, value) = self;
+        let value = match value {
+            Value::Word(text) => OneValue::Text(text.to_owned()),
+            Value::Shared(text) => OneValue::Text(text.as_ref().to_owned()),
+            Value::Number(number) => OneValue::Number(number),
+        };
+        KeyValue {
+            key: key.to_owned(),
+            value: Some(AnyValue { value: Some(value) }),
+        }
+    }
+}
+
 /// A span that has ended.
 #[derive(Debug, Clone)]
 pub(super) struct Record {
@@ -45,7 +64,7 @@ pub(super) struct Record {
     /// Time from 1970 until it began.
     pub(super) start: Duration,
     pub(super) took: Duration,
-    pub(super) attributes: Vec<(&'static str, Value)>,
+    pub(super) attributes: Vec<Attribute>,
     pub(super) has_failed: bool,
 }
 
@@ -60,23 +79,10 @@ impl Record {
             kind: self.kind as i32,
             start_time_unix_nano: nanoseconds(self.start),
             end_time_unix_nano: nanoseconds(self.start.saturating_add(self.took)),
-            attributes: self.attributes.into_iter().map(attribute).collect(),
+            attributes: self.attributes.into_iter().map(Attribute::into_message).collect(),
             status: self.has_failed.then_some(Status { code: FAILED }),
             flags: sampled | is_known | if self.is_remote { is_remote } else { 0 },
         }
-    }
-}
-
-/// An attribute as a message.
-pub(super) fn attribute((key, value): (&'static str, Value)) -> KeyValue {
-    let value = match value {
-        Value::Word(text) => OneValue::Text(text.to_owned()),
-        Value::Shared(text) => OneValue::Text(text.as_ref().to_owned()),
-        Value::Number(number) => OneValue::Number(number),
-    };
-    KeyValue {
-        key: key.to_owned(),
-        value: Some(AnyValue { value: Some(value) }),
     }
 }
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::context::{Sampler, SpanId, TraceId, random};
 use super::queue::Queue;
-use super::record::{Kind, Record, Value};
+use super::record::{Attribute, Kind, Record, Value};
 use crate::clock::Clock;
 
 /// Maximum number of children of a span.
@@ -30,7 +30,7 @@ pub(crate) struct WorkSpan {
     name: &'static str,
     start: Duration,
     begun: Instant,
-    attributes: Mutex<Vec<(&'static str, Value)>>,
+    attributes: Mutex<Vec<Attribute>>,
     children: AtomicUsize,
     has_succeeded: AtomicBool,
 }
@@ -84,7 +84,7 @@ impl WorkSpan {
     }
 
     pub(super) fn note(&self, key: &'static str, value: Value) {
-        self.attributes.lock().push((key, value));
+        self.attributes.lock().push(Attribute(key, value));
     }
 
     /// Notes one of some words about the work.

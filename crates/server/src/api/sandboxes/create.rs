@@ -195,7 +195,7 @@ pub(crate) async fn create_sandbox_v1(
     key: IdempotencyHeader,
     body: RequiredBody<NewSandboxV1>,
 ) -> Result<Response, ApiError> {
-    create(&state, &caller, (key, &body), ApiVersion::V1).await
+    create(&state, &caller, ApiVersion::V1, key, &body).await
 }
 
 /// Creates a sandbox.
@@ -227,7 +227,7 @@ pub(crate) async fn create_sandbox(
     key: IdempotencyHeader,
     body: RequiredBody<NewSandbox>,
 ) -> Result<Response, ApiError> {
-    create(&state, &caller, (key, &body), ApiVersion::V2).await
+    create(&state, &caller, ApiVersion::V2, key, &body).await
 }
 
 body! {
@@ -249,8 +249,9 @@ body! {
 async fn create<T: Body + Into<CreateParameters>>(
     state: &ApiState,
     caller: &Caller,
-    (IdempotencyHeader(key), body): (IdempotencyHeader, &RequiredBody<T>),
     version: ApiVersion,
+    IdempotencyHeader(key): IdempotencyHeader,
+    body: &RequiredBody<T>,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let parameters = body.read().and_then(|parameters| {

@@ -295,13 +295,9 @@ pub(crate) async fn list_teams(store: &Store, format: Format) -> Result<()> {
             created_at: time(team.created_us),
         })
         .collect();
-    match format {
-        Format::Json => output::json(&teams),
-        Format::Text => {
-            let rows = teams.into_iter().map(|team| vec![team.name, team.id, team.created_at]);
-            output::table(&["NAME", "ID", "CREATED"], rows)
-        }
-    }
+    output::list(format, teams, &["NAME", "ID", "CREATED"], |team| {
+        vec![team.name, team.id, team.created_at]
+    })
 }
 
 /// An API key in the output of commands, without the key itself.
@@ -388,15 +384,9 @@ pub(crate) async fn list_users(store: &Store, team: Option<&str>, format: Format
             created_at: time(user.created_us),
         }));
     }
-    match format {
-        Format::Json => output::json(&users),
-        Format::Text => {
-            let rows = users
-                .into_iter()
-                .map(|user| vec![user.name, user.team, user.id, user.created_at]);
-            output::table(&["NAME", "TEAM", "ID", "CREATED"], rows)
-        }
-    }
+    output::list(format, users, &["NAME", "TEAM", "ID", "CREATED"], |user| {
+        vec![user.name, user.team, user.id, user.created_at]
+    })
 }
 
 /// Runs `access-key create`: prints the pair, this once, as lines for a file of environment variables.
@@ -433,6 +423,11 @@ struct ShownAccessKey {
     revoked_at: Option<String>,
 }
 
+/// The state of a key, which was revoked then, if it was.
+fn state(revoked_at: Option<String>) -> String {
+    revoked_at.map_or_else(|| "active".to_owned(), |at| format!("revoked {at}"))
+}
+
 /// Runs `access-key list`: of one team or all, of one user or all.
 ///
 /// # Errors
@@ -462,18 +457,11 @@ pub(crate) async fn list_access_keys(
             });
         }
     }
-    match format {
-        Format::Json => output::json(&keys),
-        Format::Text => {
-            let rows = keys.into_iter().map(|key| {
-                let state = key
-                    .revoked_at
-                    .map_or_else(|| "active".to_owned(), |at| format!("revoked {at}"));
-                vec![key.id, key.team, key.user, key.name, key.created_at, state]
-            });
-            output::table(&["ACCESS KEY", "TEAM", "USER", "NAME", "CREATED", "STATE"], rows)
-        }
-    }
+    let header = ["ACCESS KEY", "TEAM", "USER", "NAME", "CREATED", "STATE"];
+    output::list(format, keys, &header, |key| {
+        let state = state(key.revoked_at);
+        vec![key.id, key.team, key.user, key.name, key.created_at, state]
+    })
 }
 
 /// Runs `access-key revoke`.
@@ -504,12 +492,8 @@ pub(crate) async fn create_key(store: &Store, team: &str, user: &str, name: &str
 /// # Errors
 /// When there is no such team, or the database fails.
 pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
-    let teams = match team {
-        Some(name) => vec![team_named(store, name).await?],
-        None => store.team_list().await?,
-    };
     let mut keys = Vec::new();
-    for team in &teams {
+    for team in teams_named(store, team).await? {
         keys.extend(store.api_key_list(&team.id).await?.into_iter().map(|key| ShownKey {
             id: key.id,
             team: team.name.clone(),
@@ -529,26 +513,11 @@ pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format)
             revoked_at: key.revoked_us.map(time),
         }));
     }
-    match format {
-        Format::Json => output::json(&keys),
-        Format::Text => {
-            let rows = keys.into_iter().map(|key| {
-                let state = key
-                    .revoked_at
-                    .map_or_else(|| "active".to_owned(), |at| format!("revoked {at}"));
-                vec![
-                    key.id,
-                    key.team,
-                    key.name,
-                    key.kind.to_owned(),
-                    key.mask,
-                    key.created_at,
-                    state,
-                ]
-            });
-            output::table(&["ID", "TEAM", "NAME", "KIND", "KEY", "CREATED", "STATE"], rows)
-        }
-    }
+    let header = ["ID", "TEAM", "NAME", "KIND", "KEY", "CREATED", "STATE"];
+    output::list(format, keys, &header, |key| {
+        let (kind, state) = (key.kind.to_owned(), state(key.revoked_at));
+        vec![key.id, key.team, key.name, kind, key.mask, key.created_at, state]
+    })
 }
 
 /// Runs `key revoke`.
@@ -604,12 +573,8 @@ struct ShownToken {
 /// # Errors
 /// When there is no such team, or the database fails.
 pub(crate) async fn list_tokens(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
-    let teams = match team {
-        Some(name) => vec![team_named(store, name).await?],
-        None => store.team_list().await?,
-    };
     let mut tokens = Vec::new();
-    for team in &teams {
+    for team in teams_named(store, team).await? {
         let user = default_user(store, &team.id).await?;
         let rows = store.access_token_list(&user.id).await?;
         tokens.extend(rows.into_iter().map(|row| ShownToken {
@@ -621,16 +586,11 @@ pub(crate) async fn list_tokens(store: &Store, team: Option<&str>, format: Forma
             last_used_at: row.last_used_us.map(time),
         }));
     }
-    match format {
-        Format::Json => output::json(&tokens),
-        Format::Text => {
-            let rows = tokens.into_iter().map(|token| {
-                let used = token.last_used_at.unwrap_or_else(|| "never".to_owned());
-                vec![token.id, token.team, token.name, token.mask, token.created_at, used]
-            });
-            output::table(&["ID", "TEAM", "NAME", "TOKEN", "CREATED", "LAST USED"], rows)
-        }
-    }
+    let header = ["ID", "TEAM", "NAME", "TOKEN", "CREATED", "LAST USED"];
+    output::list(format, tokens, &header, |token| {
+        let used = token.last_used_at.unwrap_or_else(|| "never".to_owned());
+        vec![token.id, token.team, token.name, token.mask, token.created_at, used]
+    })
 }
 
 /// Runs `token revoke`.

@@ -553,23 +553,8 @@ impl Cli {
                 flags.push((keys::LISTEN, &listen.listen));
                 flags.extend(tls.flags());
             }
-            Command::Down
-            | Command::Node(_)
-            | Command::Team(_)
-            | Command::User(_)
-            | Command::Key(_)
-            | Command::AccessKey(_)
-            | Command::Token(_)
-            | Command::MasterKey(_)
-            | Command::Sandbox(_)
-            | Command::Dashboard
-            | Command::Top(_)
-            | Command::Template(_)
-            | Command::Gc { .. }
-            | Command::Backup(_)
-            | Command::Bench(_)
-            | Command::Completions { .. }
-            | Command::Manual { .. } => {}
+            // The others have no settings as flags.
+            _ => {}
         }
         flags
             .into_iter()

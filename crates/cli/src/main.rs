@@ -148,24 +148,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
     let default_level = match command {
         Command::Up(_) | Command::Server(_) => "info",
         Command::Node(ref args) if args.command.is_none() => "info",
-        Command::Down
-        | Command::Node(_)
-        | Command::Doctor { .. }
-        | Command::Team(_)
-        | Command::User(_)
-        | Command::Key(_)
-        | Command::AccessKey(_)
-        | Command::Token(_)
-        | Command::MasterKey(_)
-        | Command::Sandbox(_)
-        | Command::Dashboard
-        | Command::Top(_)
-        | Command::Template(_)
-        | Command::Gc { .. }
-        | Command::Backup(_)
-        | Command::Bench(_)
-        | Command::Completions { .. }
-        | Command::Manual { .. } => "warn",
+        _ => "warn",
     };
     logging::start(settings, default_level)?;
     for name in &settings.unknown_env {

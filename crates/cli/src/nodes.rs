@@ -63,28 +63,19 @@ async fn token(dir: &DataDir, format: Format) -> Result<()> {
 
 async fn list(dir: &DataDir, format: Format) -> Result<()> {
     let nodes: Vec<OperatorNode> = ask(dir, Method::GET, "/nodes").await?;
-    match format {
-        Format::Json => output::json(&nodes),
-        Format::Text => {
-            let header = ["ID", "NAME", "STATE", "ADDRESS", "VERSION", "JOINED", "SEEN"];
-            output::table(
-                &header,
-                nodes.into_iter().map(|node| {
-                    let or_none =
-                        |text: Option<String>| text.map_or_else(|| "-".to_owned(), |text| output::printable(&text));
-                    vec![
-                        node.id,
-                        output::printable(&node.name),
-                        node.state,
-                        or_none(node.address),
-                        or_none(node.version),
-                        node.joined_at,
-                        or_none(node.seen_at),
-                    ]
-                }),
-            )
-        }
-    }
+    let header = ["ID", "NAME", "STATE", "ADDRESS", "VERSION", "JOINED", "SEEN"];
+    let or_none = |text: Option<String>| text.map_or_else(|| "-".to_owned(), |text| output::printable(&text));
+    output::list(format, nodes, &header, |node| {
+        vec![
+            node.id,
+            output::printable(&node.name),
+            node.state,
+            or_none(node.address),
+            or_none(node.version),
+            node.joined_at,
+            or_none(node.seen_at),
+        ]
+    })
 }
 
 async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {

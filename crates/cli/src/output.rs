@@ -91,6 +91,22 @@ pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     text(&table::columns(header, rows))
 }
 
+/// Writes items in the format that was asked for: as JSON, or as rows under a header.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub(crate) fn list<T: Serialize>(
+    format: Format,
+    items: Vec<T>,
+    header: &[&str],
+    row: impl Fn(T) -> Vec<String>,
+) -> Result<()> {
+    match format {
+        Format::Json => json(&items),
+        Format::Text => table(header, items.into_iter().map(row)),
+    }
+}
+
 /// Prints an error to stderr.
 pub(crate) fn error(error: &anyhow::Error) {
     // If stderr is closed, there is nowhere to report it.

@@ -54,15 +54,10 @@ async fn list(dir: &DataDir, team: Option<&str>, order: SandboxOrder, format: Fo
     let mut sandboxes: Vec<OperatorSandbox> = ask(dir, Method::GET, "/sandboxes").await?;
     sandboxes.retain(|sandbox| team.is_none_or(|team| sandbox.team == team));
     sort(&mut sandboxes, order);
-    match format {
-        Format::Json => output::json(&sandboxes),
-        Format::Text => {
-            let header = [
-                "ID", "TEAM", "TEMPLATE", "STATE", "CPU", "MEMORY", "CACHE", "DISK", "STARTED", "ENDS",
-            ];
-            output::table(&header, sandboxes.iter().map(row))
-        }
-    }
+    let header = [
+        "ID", "TEAM", "TEMPLATE", "STATE", "CPU", "MEMORY", "CACHE", "DISK", "STARTED", "ENDS",
+    ];
+    output::list(format, sandboxes, &header, |sandbox| row(&sandbox))
 }
 
 /// The largest first; sandboxes that were not measured yet come last.

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail, ensure};
+use registry::name::is_digest;
 use serde::Deserialize;
 use sha2::Sha256;
 
@@ -25,12 +26,7 @@ pub(crate) struct Digest(String);
 
 impl Digest {
     pub(crate) fn parse(text: &str) -> Result<Self> {
-        let hex = text.strip_prefix("sha256:");
-        let is_hex = |hex: &str| hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        ensure!(
-            hex.is_some_and(is_hex),
-            "invalid digest: expected sha256: and 64 hex digits"
-        );
+        ensure!(is_digest(text), "invalid digest: expected sha256: and 64 hex digits");
         Ok(Self(text.to_owned()))
     }
 

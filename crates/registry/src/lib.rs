@@ -10,6 +10,8 @@ mod client;
 mod login;
 mod repository;
 
+pub mod name;
+
 pub use client::{Client, Content, ContentBody, Failure, Found, Lookup, RequestSettings, Response, Url};
 pub use login::{Login, secret};
 pub use repository::{Access, Repository, Retries};

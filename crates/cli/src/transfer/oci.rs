@@ -16,12 +16,13 @@ use http::Method;
 use http_body_util::{BodyExt as _, Empty};
 use protocol::template_file::{FORMAT, MANIFEST, MANIFEST_MAX, Manifest, header, layer_name};
 use registry::Failure;
+use registry::name::is_digest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::pieces::Pieces;
-use super::reference::{Reference, is_digest};
+use super::reference::Reference;
 use super::repository::{Artifacts, Upload};
 use crate::data_dir::DataDir;
 use crate::operator::{ask, exchange};

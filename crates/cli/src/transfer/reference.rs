@@ -3,13 +3,10 @@
 use std::fmt;
 
 use anyhow::{Context as _, Result, ensure};
+use registry::name::{check_host, check_repository, check_tag, is_digest};
 
 /// What tells the name of an artifact from the path of a file.
 pub(crate) const SCHEME: &str = "oci://";
-/// Maximum length of a repository, in bytes.
-const REPOSITORY_MAX: usize = 255;
-/// Maximum length of a tag, in bytes.
-const TAG_MAX: usize = 128;
 
 /// The name of an artifact. Unlike names of images, it always has a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,25 +34,9 @@ impl Reference {
             Some((repository, tag)) => (repository, Some(tag)),
             None => (path, None),
         };
-        let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
-        ensure!(!host.is_empty() && host.bytes().all(is_host), "invalid host {host:?}");
-        let is_part = |part: &str| {
-            let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-            part.bytes().all(|byte| is_plain(byte) || b"._-".contains(&byte))
-                && part.bytes().next().is_some_and(is_plain)
-                && part.bytes().last().is_some_and(is_plain)
-        };
-        ensure!(
-            repository.len() <= REPOSITORY_MAX && repository.split('/').all(is_part),
-            "invalid repository {repository:?}: use lower-case letters, digits and separators"
-        );
-        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-        let is_tag = |tag: &str| {
-            tag.len() <= TAG_MAX
-                && tag.bytes().next().is_some_and(is_word)
-                && tag.bytes().all(|byte| is_word(byte) || b".-".contains(&byte))
-        };
-        ensure!(tag.is_none_or(is_tag), "invalid tag {:?}", tag.unwrap_or_default());
+        check_host(host)?;
+        check_repository(repository)?;
+        tag.map(check_tag).transpose()?;
         ensure!(
             digest.is_none_or(is_digest),
             "invalid digest: expected sha256: and 64 hexadecimal digits"
@@ -88,12 +69,6 @@ impl fmt::Display for Reference {
         }
         Ok(())
     }
-}
-
-/// Whether a text is a SHA-256 digest, the only kind that every registry supports.
-pub(super) fn is_digest(text: &str) -> bool {
-    let digits = text.strip_prefix("sha256:").unwrap_or_default();
-    digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 #[cfg(test)]

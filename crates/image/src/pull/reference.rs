@@ -3,12 +3,12 @@
 use std::fmt;
 
 use anyhow::{Context, Result, ensure};
+use registry::name::{check_host, check_repository, check_tag};
 
 use crate::manifest::Digest;
 
 /// The registry of names that have no host.
 const DOCKER_HUB: &str = "docker.io";
-const NAME_MAX: usize = 255;
 
 /// A name of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,11 +53,7 @@ impl Reference {
             _ => (name, None),
         };
         if let Some(tag) = tag {
-            let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            let is_valid = tag.len() <= 128
-                && tag.starts_with(is_word)
-                && tag.chars().all(|c| is_word(c) || matches!(c, '.' | '-'));
-            ensure!(is_valid, "invalid tag");
+            check_tag(tag)?;
         }
         let is_host = |first: &str| {
             first.contains(['.', ':']) || first == "localhost" || first.chars().any(|c| c.is_ascii_uppercase())
@@ -74,7 +70,7 @@ impl Reference {
         } else {
             path.to_owned()
         };
-        check_path(&repository)?;
+        check_repository(&repository)?;
         Ok(Self {
             registry: registry.to_owned(),
             repository,
@@ -109,58 +105,6 @@ impl fmt::Display for Reference {
         }
         Ok(())
     }
-}
-
-/// `host`, `host:port`, an address, or an IPv6 address in brackets.
-pub(crate) fn check_host(text: &str) -> Result<()> {
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, rest)) => {
-            ensure!(address.parse::<std::net::Ipv6Addr>().is_ok(), "invalid host {text:?}");
-            (None, rest.strip_prefix(':').or((!rest.is_empty()).then_some("")))
-        }
-        None => match text.split_once(':') {
-            Some((host, port)) => (Some(host), Some(port)),
-            None => (Some(text), None),
-        },
-    };
-    if let Some(host) = host {
-        let is_label = |label: &str| {
-            !label.is_empty()
-                && label.len() <= 63
-                && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
-                && !label.starts_with('-')
-                && !label.ends_with('-')
-        };
-        ensure!(
-            host.len() <= 253 && host.split('.').all(is_label),
-            "invalid host {text:?}"
-        );
-    }
-    if let Some(port) = port {
-        let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
-        ensure!(is_port, "invalid port in {text:?}");
-    }
-    Ok(())
-}
-
-fn check_path(path: &str) -> Result<()> {
-    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let is_component = |component: &str| {
-        // Between letters and digits: one dot, one or two underscores, or hyphens.
-        let separators = component
-            .split(is_alphanumeric)
-            .filter(|separator| !separator.is_empty());
-        let is_separator = |text: &str| matches!(text, "." | "_" | "__") || text.chars().all(|c| c == '-');
-        component.starts_with(is_alphanumeric)
-            && component.ends_with(is_alphanumeric)
-            && separators.into_iter().all(is_separator)
-    };
-    ensure!(path.len() <= NAME_MAX, "longer than {NAME_MAX} characters");
-    ensure!(
-        path.split('/').all(is_component),
-        "expected lower-case letters, digits and separators, such as owner/name:tag"
-    );
-    Ok(())
 }
 
 #[cfg(test)]

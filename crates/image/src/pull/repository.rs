@@ -55,7 +55,7 @@ impl Registry {
         login: Option<Login>,
         retries: Retries,
     ) -> Result<Self> {
-        super::reference::check_host(host)?;
+        registry::name::check_host(host)?;
         let host = if host == "docker.io" {
             "registry-1.docker.io"
         } else {

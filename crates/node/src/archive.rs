@@ -8,33 +8,24 @@ use std::task::{Context, Poll, ready};
 
 use model::id::LayerId;
 use protocol::node::{Committed, Failure, LayerStream, NodeError};
-use runtime::stored::{ArchiveError, UnpackRequest};
+use runtime::stored::{LayerError, UnpackRequest};
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 use tokio::net::unix::pipe;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use crate::shared::Shared;
-use crate::work::{blocking, failed};
+use crate::work::{blocking, failed, layer_error};
 
 /// Archives that are written or read at the same time. Each is a process that compresses or hashes.
 pub(crate) const ARCHIVES: usize = 2;
-
-fn node_error(error: ArchiveError) -> NodeError {
-    match error {
-        ArchiveError::NoLayer(layer) => NodeError::NoLayer(layer),
-        ArchiveError::Refused(why) => NodeError::Refused(why),
-        ArchiveError::Full(why) => NodeError::Capacity(why),
-        ArchiveError::Failed(error) => failed(error),
-    }
-}
 
 /// An archive that is being written by a process.
 #[derive(Debug)]
 struct Export {
     pipe: pipe::Receiver,
     /// None once it has ended well.
-    process: Option<JoinHandle<Result<(), ArchiveError>>>,
+    process: Option<JoinHandle<Result<(), LayerError>>>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -80,7 +71,7 @@ pub(crate) async fn export(shared: Arc<Shared>, layer: LayerId) -> Result<LayerS
     if read == 0
         && let Some(process) = export.process.take()
     {
-        process.await.map_err(failed)?.map_err(node_error)?;
+        process.await.map_err(failed)?.map_err(layer_error)?;
     }
     let first = io::Cursor::new(first[..read].to_vec());
     Ok(LayerStream::new(first.chain(export)))
@@ -124,7 +115,7 @@ pub(crate) async fn import(
             &error,
         )));
     }
-    let bytes = unpacked.map_err(failed)?.map_err(node_error)?;
+    let bytes = unpacked.map_err(failed)?.map_err(layer_error)?;
     Ok(Committed {
         layer: layer.clone(),
         bytes,

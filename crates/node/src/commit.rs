@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use model::id::{BuildId, DiskId};
 use protocol::node::{Committed, CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
-use runtime::stored::{CommitError, CommitRequest, CopyRequest};
+use runtime::stored::{CommitRequest, CopyRequest, LayerError};
 
 use crate::handle::SandboxHandle;
 use crate::memory::{self, NotCopied};
 use crate::shared::Shared;
 use crate::start::random_disk;
-use crate::work::{blocking, failed};
+use crate::work::{blocking, failed, layer_error};
 
 /// Layers that are stored at the same time. Each is a process that reads and writes at the speed of the disk.
 pub(crate) const COMMITS: usize = 2;
@@ -48,15 +48,7 @@ async fn store(shared: &Arc<Shared>, disk: &DiskId, has_processes: bool, merge: 
     let (driver, stop) = (Arc::clone(&shared.driver), shared.stop.clone());
     let committed = blocking(move || driver.storage().commit(&request, &|| stop.is_cancelled())).await;
     drop(permit);
-    committed.map_err(failed)?.map_err(node_error)
-}
-
-fn node_error(error: CommitError) -> NodeError {
-    match error {
-        CommitError::Refused(why) => NodeError::Refused(why),
-        CommitError::Full(why) => NodeError::Capacity(why),
-        CommitError::Failed(error) => failed(error),
-    }
+    committed.map_err(failed)?.map_err(layer_error)
 }
 
 /// Copies the disk of a sandbox that goes on, with its processes if that is wanted and possible. If the platform ends meanwhile, the next one lets its processes continue, and
@@ -137,7 +129,7 @@ async fn copy_to(
             })
         }
         Err(_) if handle.is_ending() => Err(not_found()),
-        Err(error) => Err(node_error(error)),
+        Err(error) => Err(layer_error(error)),
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use protocol::node::{Failure, NodeError};
+use runtime::stored::LayerError;
 
 /// Runs work that blocks for milliseconds on a thread outside the event loop.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
@@ -30,6 +31,15 @@ pub(crate) fn guarded<T>(guard: &str, look: impl FnOnce() -> T) -> Option<T> {
 
 pub(crate) fn failed(error: impl std::error::Error) -> NodeError {
     NodeError::Failed(Failure::of(&error))
+}
+
+pub(crate) fn layer_error(error: LayerError) -> NodeError {
+    match error {
+        LayerError::NoLayer(layer) => NodeError::NoLayer(layer),
+        LayerError::Refused(why) => NodeError::Refused(why),
+        LayerError::Full(why) => NodeError::Capacity(why),
+        LayerError::Failed(error) => failed(error),
+    }
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use crate::page_out::PagedOut;
 use crate::rootfs::Rootfs;
 use crate::sockets::Uncharged;
 use crate::storage::Storage;
-use crate::stored::{CommitError, CopyRequest, Fork};
+use crate::stored::{CopyRequest, Fork, LayerError};
 use crate::usage::{self, Capacity, HostPulse, HostUncharged, Usage};
 
 /// The answer of an isolation that lacks something. As an [`io::Error`] it is of the kind [`io::ErrorKind::Unsupported`].
@@ -469,9 +469,9 @@ pub trait Sandbox: Debug + Send + Sync {
     /// stopped. Blocks for as long as it takes, or until `is_cancelled`.
     ///
     /// # Errors
-    /// [`CommitError`] says whether the host is the reason, and there is no copy. With [`Unsupported`] without
+    /// [`LayerError`] says whether the host is the reason, and there is no copy. With [`Unsupported`] without
     /// [`Capabilities::freeze`].
-    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError> {
+    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, LayerError> {
         let _ = (request, is_cancelled);
         Err(io::Error::from(Unsupported("cannot be copied while they run")).into())
     }

@@ -49,20 +49,6 @@ pub struct Fork {
     pub keep_free_bytes: u64,
 }
 
-/// Why a sandbox did not become a layer, or its disk was not copied.
-#[derive(Debug, thiserror::Error)]
-pub enum CommitError {
-    /// A file cannot be stored. The text is for the user; names in it are escaped.
-    #[error("{0}")]
-    Refused(String),
-    /// The host has no space for the layer.
-    #[error("{0}")]
-    Full(String),
-    /// A step failed.
-    #[error(transparent)]
-    Failed(#[from] io::Error),
-}
-
 /// A layer to make of an archive.
 #[derive(Debug, Clone)]
 pub struct UnpackRequest {
@@ -74,16 +60,16 @@ pub struct UnpackRequest {
     pub keep_free_bytes: u64,
 }
 
-/// Why a layer did not become an archive, or an archive not a layer.
+/// Why a sandbox or an archive did not become a layer, a layer not an archive, or a disk was not copied.
 #[derive(Debug, thiserror::Error)]
-pub enum ArchiveError {
+pub enum LayerError {
     /// The layer is not stored.
     #[error("layer {0} is not stored")]
     NoLayer(LayerId),
-    /// The archive is not one of the layer, or the layer cannot be one. Names of files in the text are escaped.
+    /// A file cannot be stored, or the archive is not one of the layer. The text is for the user; names in it are escaped.
     #[error("{0}")]
     Refused(String),
-    /// The host has no space for the layer.
+    /// The host has no space for the layer or the copy.
     #[error("{0}")]
     Full(String),
     /// A step failed.

@@ -16,7 +16,7 @@ use crate::cgroup::Freezer;
 use crate::disk;
 use crate::driver::Sandbox as _;
 use crate::process::has_ended;
-use crate::stored::{CommitError, CopyRequest};
+use crate::stored::{CopyRequest, LayerError};
 
 /// How long processes may take to be stopped. One that waits for the disk is stopped when that has answered.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.freezer.thaw() {
             // Its group is gone, so it has ended.
-            tracing::warn!(sandbox.id = %self.sandbox.name.id, "let a sandbox continue whose disk was copied: {error}");
+            tracing::warn!(sandbox.id = %self.sandbox.name.id, "cannot let a sandbox continue whose disk was copied, most likely it has ended: {error}");
         }
     }
 }
@@ -43,7 +43,7 @@ impl ContainerDriver {
         sandbox: &Running,
         request: &CopyRequest,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Duration, CommitError> {
+    ) -> Result<Duration, LayerError> {
         if !self.capabilities.freeze {
             return Err(io::Error::from(io::ErrorKind::Unsupported).into());
         }
@@ -53,7 +53,7 @@ impl ContainerDriver {
         if copied.is_err()
             && let Err(error) = self.storage.remove_disk(&request.to)
         {
-            tracing::warn!("remove an incomplete copy of a disk: {error}");
+            tracing::warn!("cannot remove an incomplete copy of a disk, the next start of the platform does: {error}");
         }
         copied
     }
@@ -63,7 +63,7 @@ impl ContainerDriver {
         sandbox: &Running,
         request: &CopyRequest,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Duration, CommitError> {
+    ) -> Result<Duration, LayerError> {
         let (from, to) = (
             self.storage.disk_path(&sandbox.name.disk),
             self.storage.disk_path(&request.to),
@@ -75,7 +75,7 @@ impl ContainerDriver {
             if free >= request.keep_free_bytes.saturating_add(bytes) {
                 Ok(())
             } else {
-                Err(CommitError::Full(
+                Err(LayerError::Full(
                     "the host's disk has no space for a copy of the sandbox's disk".to_owned(),
                 ))
             }

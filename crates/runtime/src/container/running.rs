@@ -25,7 +25,7 @@ use crate::process::has_ended;
 use crate::process_counter::ProcessesOf;
 use crate::slot::Name;
 use crate::sockets::{NETLINK_SOCKETS_MAX, Uncharged};
-use crate::stored::{CommitError, CopyRequest, Fork};
+use crate::stored::{CopyRequest, Fork, LayerError};
 use crate::usage::{self, Meter, Usage};
 use crate::{dial, disk, kept, open_files, sockets, spawners};
 
@@ -296,7 +296,7 @@ impl Sandbox for Running {
         driver.fork(self, to, is_cancelled)
     }
 
-    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, CommitError> {
+    fn copy_disk(&self, request: &CopyRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Duration, LayerError> {
         let driver = self.driver.upgrade();
         let driver = driver.ok_or(io::Error::from(io::ErrorKind::NotConnected))?;
         driver.copy_disk(self, request, is_cancelled)

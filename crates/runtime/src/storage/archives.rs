@@ -8,7 +8,7 @@ use model::id::LayerId;
 use protocol::node::Committed;
 
 use super::Storage;
-use crate::stored::{ArchiveError, CommitError, CommitRequest, UnpackRequest};
+use crate::stored::{CommitRequest, LayerError, UnpackRequest};
 use crate::wire::{Commit, Reply, Request, Unpack, Work};
 
 /// How long a disk may take to be written out after its sandbox has ended, and to be copied.
@@ -16,14 +16,24 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// How long an archive of a layer may take to be read or written, its transfer included.
 const ARCHIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
+/// Why a process has not done what it was asked for.
+fn failure(reply: Reply) -> LayerError {
+    match reply {
+        Reply::Refused(why) => LayerError::Refused(why),
+        Reply::Full(why) => LayerError::Full(why),
+        Reply::Failed(why) => io::Error::other(why).into(),
+        _ => io::Error::other("unexpected reply").into(),
+    }
+}
+
 impl Storage {
     /// Stores what a sandbox that has ended wrote as a layer, or what is on a copy of a disk
     /// ([`Sandbox::copy_disk`](crate::driver::Sandbox::copy_disk)). The disk remains. Blocks for as long as it takes to
     /// copy, or until `is_cancelled`.
     ///
     /// # Errors
-    /// [`CommitError`] says whether the sandbox, the host or the platform is the reason. Nothing is left of the attempt.
-    pub fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, CommitError> {
+    /// [`LayerError`] says whether the sandbox, the host or the platform is the reason. Nothing is left of the attempt.
+    pub fn commit(&self, request: &CommitRequest, is_cancelled: &dyn Fn() -> bool) -> Result<Committed, LayerError> {
         let helpers = self.helpers()?;
         let deadline = Instant::now() + COMMIT_TIMEOUT;
         let sources = self.layers.rootfs_of(&request.disk)?.sources(request.merge);
@@ -41,32 +51,22 @@ impl Storage {
                 let bytes = unfinished.finish(&layer, bytes)?;
                 Ok(Committed { layer, bytes })
             }
-            Reply::Refused(why) => Err(CommitError::Refused(why)),
-            Reply::Full(why) => Err(CommitError::Full(why)),
-            Reply::Failed(why) => Err(io::Error::other(why).into()),
-            _ => Err(io::Error::other("unexpected reply").into()),
+            other => Err(failure(other)),
         }
     }
 
     /// Writes a layer as an archive to a pipe or file. Blocks until all is written, or until `is_cancelled`.
     ///
     /// # Errors
-    /// [`ArchiveError`] says why. What was written then is incomplete.
-    pub fn pack_layer(
-        &self,
-        layer: &LayerId,
-        to: OwnedFd,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<(), ArchiveError> {
+    /// [`LayerError`] says why. What was written then is incomplete.
+    pub fn pack_layer(&self, layer: &LayerId, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), LayerError> {
         if !self.layers.has(layer) {
-            return Err(ArchiveError::NoLayer(layer.clone()));
+            return Err(LayerError::NoLayer(layer.clone()));
         }
         let order = Request::Pack { layer: layer.clone() };
         match self.archive(&order, to, is_cancelled)? {
             Reply::Done => Ok(()),
-            Reply::Refused(why) => Err(ArchiveError::Refused(why)),
-            Reply::Failed(why) => Err(io::Error::other(why).into()),
-            _ => Err(io::Error::other("unexpected reply").into()),
+            other => Err(failure(other)),
         }
     }
 
@@ -74,13 +74,13 @@ impl Storage {
     /// size of the layer. One that exists is kept. Blocks for as long as it takes to read, or until `is_cancelled`.
     ///
     /// # Errors
-    /// [`ArchiveError`] says why. Nothing is left of the attempt.
+    /// [`LayerError`] says why. Nothing is left of the attempt.
     pub fn unpack_layer(
         &self,
         request: &UnpackRequest,
         from: OwnedFd,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<u64, ArchiveError> {
+    ) -> Result<u64, LayerError> {
         let unfinished = self.layers.begin()?;
         let order = Request::Unpack(Unpack {
             layer: request.layer.clone(),
@@ -90,10 +90,7 @@ impl Storage {
         });
         match self.archive(&order, from, is_cancelled)? {
             Reply::Committed { layer, bytes } if layer == request.layer => Ok(unfinished.finish(&layer, bytes)?),
-            Reply::Refused(why) => Err(ArchiveError::Refused(why)),
-            Reply::Full(why) => Err(ArchiveError::Full(why)),
-            Reply::Failed(why) => Err(io::Error::other(why).into()),
-            _ => Err(io::Error::other("unexpected reply").into()),
+            other => Err(failure(other)),
         }
     }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use model::id::LayerId;
 use runtime::container::ContainerDriver;
 use runtime::driver::Driver as _;
-use runtime::stored::{ArchiveError, UnpackRequest};
+use runtime::stored::{LayerError, UnpackRequest};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use crate::layers::{stored, write_layer};
@@ -51,7 +51,7 @@ fn pack(container: &ContainerDriver, layer: &LayerId) -> Vec<u8> {
     fs::read(to.path()).unwrap()
 }
 
-fn unpack(container: &ContainerDriver, layer: &LayerId, archive: &[u8]) -> Result<u64, ArchiveError> {
+fn unpack(container: &ContainerDriver, layer: &LayerId, archive: &[u8]) -> Result<u64, LayerError> {
     container
         .storage()
         .unpack_layer(&request(layer), file(archive).into(), &|| false)
@@ -146,7 +146,7 @@ END",
     fs::remove_dir_all(&path).unwrap();
     assert!(matches!(
         container.storage().pack_layer(&layer, file(b"").into(), &|| false),
-        Err(ArchiveError::NoLayer(_))
+        Err(LayerError::NoLayer(_))
     ));
     let bytes = unpack(container, &layer, &archive).unwrap();
     assert_eq!(stored(container), [layer.as_str()]);
@@ -164,7 +164,7 @@ END",
     // What has changed on the disk is not given away.
     fs::write(path.join("root/etc/random"), "changed").unwrap();
     let packed = container.storage().pack_layer(&layer, file(b"").into(), &|| false);
-    assert!(matches!(packed, Err(ArchiveError::Refused(_))), "{packed:?}");
+    assert!(matches!(packed, Err(LayerError::Refused(_))), "{packed:?}");
 }
 
 /// An entry of an archive, as any program can write it.
@@ -385,8 +385,8 @@ fn hostile_archives_are_refused(container: &ContainerDriver) {
     for (want, tar) in cases {
         let archive = compress_to_vec(tar.as_slice(), CompressionLevel::Uncompressed);
         match unpack(container, &layer, &archive) {
-            Err(ArchiveError::Refused(why)) => assert!(why.contains(want), "{why}, not {want}"),
-            Err(ArchiveError::Failed(error)) => assert!(error.to_string().contains(want), "{error}, not {want}"),
+            Err(LayerError::Refused(why)) => assert!(why.contains(want), "{why}, not {want}"),
+            Err(LayerError::Failed(error)) => assert!(error.to_string().contains(want), "{error}, not {want}"),
             other => panic!("{want}: {other:?}"),
         }
         assert_eq!(stored(container), [""; 0], "{want}");
@@ -398,13 +398,13 @@ fn hostile_archives_are_refused(container: &ContainerDriver) {
         [good.as_slice(), b"more"].concat(),
     ] {
         let error = unpack(container, &layer, &archive).unwrap_err();
-        assert!(matches!(error, ArchiveError::Refused(_)), "{error:?}");
+        assert!(matches!(error, LayerError::Refused(_)), "{error:?}");
     }
     for at in (0..good.len()).step_by(good.len() / 23 + 1) {
         let mut damaged = good.clone();
         damaged[at] ^= 0x10;
         match unpack(container, &layer, &damaged) {
-            Err(ArchiveError::Refused(_) | ArchiveError::Failed(_)) => assert_eq!(stored(container), [""; 0]),
+            Err(LayerError::Refused(_) | LayerError::Failed(_)) => assert_eq!(stored(container), [""; 0]),
             // Times are not hashed.
             Ok(_) => fs::remove_dir_all(path_of(container, &layer)).unwrap(),
             Err(other) => panic!("{at}: {other:?}"),
@@ -419,7 +419,7 @@ fn hostile_archives_are_refused(container: &ContainerDriver) {
         .storage()
         .unpack_layer(&full, self::file(&good).into(), &|| false)
         .unwrap_err();
-    assert!(matches!(error, ArchiveError::Full(_)), "{error:?}");
+    assert!(matches!(error, LayerError::Full(_)), "{error:?}");
     unpack(container, &layer, &good).unwrap();
     assert_eq!(stored(container), [layer.as_str()]);
 }
@@ -434,12 +434,12 @@ fn transfers_that_stop_leave_nothing(container: &ContainerDriver) {
     let (read, write) = rustix::pipe::pipe().unwrap();
     drop(read);
     let packed = container.storage().pack_layer(&layer, write, &|| false);
-    assert!(matches!(packed, Err(ArchiveError::Failed(_))), "{packed:?}");
+    assert!(matches!(packed, Err(LayerError::Failed(_))), "{packed:?}");
     let (read, write) = rustix::pipe::pipe().unwrap();
     let packed = container
         .storage()
         .pack_layer(&layer, write, &|| rustix::io::ioctl_fionread(&read).unwrap() > 0);
-    assert!(matches!(packed, Err(ArchiveError::Failed(_))), "{packed:?}");
+    assert!(matches!(packed, Err(LayerError::Failed(_))), "{packed:?}");
 
     fs::remove_dir_all(path_of(container, &layer)).unwrap();
     // An archive that does not continue is given up when the platform stops.
@@ -447,7 +447,7 @@ fn transfers_that_stop_leave_nothing(container: &ContainerDriver) {
     rustix::io::write(&write, &archive[..1000]).unwrap();
     let begun = || !stored(container).is_empty();
     let unpacked = container.storage().unpack_layer(&request(&layer), read, &begun);
-    assert!(matches!(unpacked, Err(ArchiveError::Failed(_))), "{unpacked:?}");
+    assert!(matches!(unpacked, Err(LayerError::Failed(_))), "{unpacked:?}");
     assert_eq!(stored(container), [""; 0]);
     unpack(container, &layer, &archive).unwrap();
 }

@@ -11,7 +11,7 @@ use model::id::LayerId;
 use runtime::container::ContainerDriver;
 use runtime::driver::{Driver as _, StartDisk, StartError, StartRequest};
 use runtime::rootfs::{Layer, Part, Rootfs};
-use runtime::stored::{CommitError, CommitRequest};
+use runtime::stored::{CommitRequest, LayerError};
 
 use crate::loops::{loop_numbers_of, loops_of, mounts_of};
 use crate::{agent_pid, clean, data_dir_of, disk_of, end, id, request, start, until};
@@ -88,7 +88,7 @@ pub(crate) fn what_is_on_the_disk_is_checked(container: &ContainerDriver) {
         let image = ended(container, write);
         debugfs(&image, directory, command);
         match container.storage().commit(&order(false), &|| false) {
-            Err(CommitError::Refused(why)) => assert!(why.starts_with(want), "{why}"),
+            Err(LayerError::Refused(why)) => assert!(why.starts_with(want), "{why}"),
             other => panic!("{command}: {other:?}"),
         }
         assert_eq!(stored(container), [""; 0]);
@@ -115,7 +115,7 @@ pub(crate) fn a_layer_that_does_not_fit_is_not_stored(container: &ContainerDrive
         ..order(false)
     };
     let error = container.storage().commit(&full, &|| false).unwrap_err();
-    assert!(matches!(error, CommitError::Full(_)), "{error:?}");
+    assert!(matches!(error, LayerError::Full(_)), "{error:?}");
     assert_eq!(stored(container), [""; 0]);
     // A start from a layer that is not there fails, and leaves nothing.
     container.storage().remove_disk(&disk_of(&id("ione"))).unwrap();
@@ -168,14 +168,14 @@ pub(crate) fn a_commit_that_is_killed_leaves_nothing(container: &ContainerDriver
         rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
         commit.join().unwrap().unwrap_err()
     });
-    assert!(matches!(error, CommitError::Failed(_)), "{error:?}");
+    assert!(matches!(error, LayerError::Failed(_)), "{error:?}");
     assert_eq!(stored(container), [""; 0]);
     until(|| loops_of(&image) == 0);
     // One that is cancelled ends soon.
     let since = Instant::now();
     let begun = || !stored(container).is_empty();
     let error = container.storage().commit(&order(false), &begun).unwrap_err();
-    assert!(matches!(error, CommitError::Failed(_)), "{error:?}");
+    assert!(matches!(error, LayerError::Failed(_)), "{error:?}");
     assert!(since.elapsed() < Duration::from_secs(10));
     assert_eq!(stored(container), [""; 0]);
     until(|| loops_of(&image) == 0);

@@ -281,7 +281,10 @@ pub(super) async fn an_old_one_of_what_runs_is_forgotten(data_dir: &Path) {
     let adopted = host.node.reconcile(vec![wanted(&host.id, state)]).await.unwrap();
     assert_eq!(adopted, [super::running(&host.id)]);
     counted = goes_on(&host, counted).await;
-    assert!(!checkpoint.exists(), "the old checkpoint is beside the disk of a sandbox that runs");
+    assert!(
+        !checkpoint.exists(),
+        "the old checkpoint is beside the disk of a sandbox that runs"
+    );
 
     // Its processes stand still when the next platform starts: they are what was paused, and go on.
     let request = PauseSandbox {

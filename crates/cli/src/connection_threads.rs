@@ -53,7 +53,9 @@ impl ConnectionThreads {
         self.stop.cancel();
         for thread in self.threads {
             if thread.join().is_err() {
-                tracing::error!("a thread of connections failed");
+                tracing::error!(
+                    "a thread that serves connections panicked, which is a defect of the platform: see the lines above"
+                );
             }
         }
     }

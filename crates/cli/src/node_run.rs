@@ -207,7 +207,9 @@ impl Serving<'_> {
         tracing::info!("another session of the server begins: letting go of all sandboxes, which keep running");
         self.calls.close();
         if tokio::time::timeout(CALLS_BOUND, self.calls.wait()).await.is_err() {
-            tracing::warn!("what the server before has called for goes on");
+            tracing::warn!(
+                "calls of the server before have not ended after {CALLS_BOUND:?}: they go on, and no one waits for them"
+            );
         }
         self.calls = TaskTracker::new();
         if let Some(node) = self.node.take() {

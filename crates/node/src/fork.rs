@@ -160,7 +160,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
     }
     if let Err(error) = handle.respawn().await {
         // It is tried again when the events of the agent are followed.
-        tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a fork: {error}");
+        tracing::warn!(sandbox.id = %handle.id(), "cannot replace the spawner of a sandbox after a fork, it is tried again: {error}");
     }
     handle.condition().go_on();
     match copied {
@@ -170,7 +170,7 @@ pub(crate) async fn copy(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>, to: 
             Ok(stopped)
         }
         Err(error) => {
-            tracing::warn!(sandbox.id = %handle.id(), "copy a sandbox with its processes: {error}");
+            tracing::warn!(sandbox.id = %handle.id(), "cannot copy a sandbox with its processes, which goes on: {error}");
             Err(node_error(error))
         }
     }
@@ -216,7 +216,7 @@ impl Starting {
             Err(error) => Err(error),
         };
         if let Err(error) = &started {
-            tracing::error!(sandbox.id = %copy.id, parent = %self.parent, "start the fork of a sandbox: {error}");
+            tracing::error!(sandbox.id = %copy.id, parent = %self.parent, "cannot start the fork of a sandbox, whose copy is removed: {error}");
             remove(&self.shared, copy.clone()).await;
         }
         started
@@ -267,7 +267,7 @@ pub(crate) async fn remove(shared: &Arc<Shared>, copy: Fork) {
     let id = copy.id.clone();
     let removed = blocking(move || remove_disk(driver.storage(), &copy.id, &copy.disk)).await;
     if let Err(error) = removed.and_then(|removed| removed) {
-        tracing::warn!(sandbox.id = %id, "remove the copy of a sandbox: {error}");
+        tracing::warn!(sandbox.id = %id, "cannot remove the copy of a sandbox, the next start of the platform does: {error}");
     }
 }
 

@@ -111,7 +111,7 @@ pub(crate) async fn keep(shared: &Arc<Shared>, copy: Fork, build: &BuildId) -> O
     match made.and_then(|made| made) {
         Ok(bytes) => Some(bytes),
         Err(error) => {
-            tracing::error!(build.id = %build, "keep the memory of a snapshot: {error}");
+            tracing::error!(build.id = %build, "cannot keep the memory of a snapshot, which has files alone: {error}");
             fork::remove(shared, copy).await;
             None
         }
@@ -149,7 +149,7 @@ pub(crate) async fn start(
             why
         }
     };
-    tracing::warn!(sandbox.id = %request.id, build.id = %build, "start a sandbox without the memory of its snapshot: {why}");
+    tracing::warn!(sandbox.id = %request.id, build.id = %build, "a sandbox starts without the memory of its snapshot: {why}");
     let fields = [
         ("event_type", "memory_not_restored".to_owned()),
         ("build_id", build.to_string()),
@@ -173,7 +173,7 @@ async fn restore(
     };
     check()?;
     let internal = |error: io::Error| {
-        tracing::error!(sandbox.id = %request.id, build.id = %build, "restore the memory of a snapshot: {error}");
+        tracing::error!(sandbox.id = %request.id, build.id = %build, "cannot restore the memory of a snapshot, the sandbox starts from files: {error}");
         NotStarted::Because("the host could not restore the processes".to_owned())
     };
     let copy = Fork {
@@ -283,6 +283,6 @@ pub(crate) async fn forget(shared: &Arc<Shared>, disk: DiskId, copy: Option<Fork
         None => driver.storage().remove_disk(&disk),
     });
     if let Err(error) = removed.await.and_then(|removed| removed) {
-        tracing::warn!("remove the copy of a disk: {error}");
+        tracing::warn!("cannot remove the copy of a disk, the next start of the platform does: {error}");
     }
 }

@@ -199,7 +199,7 @@ impl Pausing {
             .await
             .is_err()
         {
-            tracing::error!(sandbox.id = %id, "something of a paused sandbox is still on the host");
+            tracing::error!(sandbox.id = %id, "processes or mounts of a paused sandbox are still on the host, they are removed as soon as the kernel lets go of them");
         }
         PausedSandbox {
             kept,
@@ -222,7 +222,7 @@ pub(crate) async fn save(shared: &Arc<Shared>, id: SandboxId, disk: DiskId) -> u
     match saved.await.and_then(|saved| saved) {
         Ok(bytes) => bytes,
         Err(error) => {
-            tracing::error!(sandbox.id = %id, "write out the disk of a paused sandbox: {error}");
+            tracing::error!(sandbox.id = %id, "cannot write out the disk of a paused sandbox, it is checked before the sandbox is resumed: {error}");
             0
         }
     }
@@ -267,7 +267,7 @@ pub(crate) async fn remove(shared: &Arc<Shared>, tasks: &TaskTracker, id: &Sandb
     tasks.spawn(async move {
         let removed = blocking(move || remove_disk(driver.storage(), &id, &disk));
         if let Err(error) = removed.await.and_then(|removed| removed) {
-            tracing::warn!("remove the disk of a paused sandbox: {error}");
+            tracing::warn!("cannot remove the disk of a paused sandbox, the next start of the platform does: {error}");
         }
     });
     Ok(())

@@ -166,7 +166,9 @@ impl Watch {
             Ok(sum) => sum,
             Err(error) => {
                 if !std::mem::replace(&mut self.has_logged_error, true) {
-                    tracing::error!("read how many processes sandboxes create: {error}");
+                    tracing::error!(
+                        "cannot read how many processes sandboxes create, so none that creates too many is slowed down: {error}"
+                    );
                 }
                 return;
             }
@@ -235,7 +237,7 @@ impl Watch {
 /// Limits a sandbox, or changes its limit.
 fn limit(shared: &Shared, handle: &SandboxHandle, milli_cores: u32, is_new: bool, rate: f64) {
     if let Err(error) = handle.limit_cpu(Some(milli_cores)) {
-        tracing::warn!(sandbox.id = %handle.id(), "limit the processor time of a sandbox: {error}");
+        tracing::warn!(sandbox.id = %handle.id(), "cannot limit the processor time of a sandbox that creates many processes: {error}");
         return;
     }
     if !is_new {
@@ -263,7 +265,7 @@ fn limit(shared: &Shared, handle: &SandboxHandle, milli_cores: u32, is_new: bool
 /// Lets a sandbox go.
 fn release(handle: &SandboxHandle) {
     if let Err(error) = handle.limit_cpu(None) {
-        tracing::warn!(sandbox.id = %handle.id(), "end the limit of the processor time of a sandbox: {error}");
+        tracing::warn!(sandbox.id = %handle.id(), "cannot end the limit of the processor time of a sandbox: {error}");
         return;
     }
     tracing::info!(sandbox.id = %handle.id(), "the processor time of a sandbox is not limited any more");

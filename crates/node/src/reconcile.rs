@@ -166,7 +166,7 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
         .await
         .and_then(|done| done)
     {
-        tracing::error!(sandbox.id = %id, "remove the checkpoint of a sandbox that runs: {error}");
+        tracing::error!(sandbox.id = %id, "cannot remove the old checkpoint of a sandbox that runs: {error}");
     }
     let is_paused = pause::frozen::settle(&id, &sandbox, wanted.state).await;
     let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
@@ -189,7 +189,7 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
     let egress = match egress::attach(shared, &id, &*sandbox, egress) {
         Ok(egress) => egress,
         Err(error) => {
-            tracing::error!(sandbox.id = %id, "connect an adopted sandbox to the network: {error}");
+            tracing::error!(sandbox.id = %id, "cannot connect an adopted sandbox to the network, it goes on without: {error}");
             let event = ("event_type", "network_failed".to_owned());
             log.host(
                 Level::Error,
@@ -241,7 +241,9 @@ async fn end_all(shared: &Arc<Shared>, tasks: &TaskTracker, sandboxes: Vec<Found
     let all = async {
         for removal in removals {
             if let Err(error) = removal.await {
-                tracing::error!("remove a sandbox: {error}");
+                tracing::error!(
+                    "the task that removes an unwanted sandbox failed, the next start of the platform removes it: {error}"
+                );
             }
         }
     };

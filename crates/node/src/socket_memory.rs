@@ -157,7 +157,9 @@ impl Watch {
         let host = match shared.driver.uncharged() {
             Ok(host) => host,
             Err(error) => {
-                tracing::warn!("measure the host's uncharged memory: {error}");
+                tracing::warn!(
+                    "cannot measure the memory in sockets of sandboxes, so none that takes too much is ended: {error}"
+                );
                 return PAUSE;
             }
         };

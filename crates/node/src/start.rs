@@ -209,7 +209,7 @@ fn let_continue(storage: &Storage, id: &SandboxId, disk: &DiskId, sandbox: &dyn 
     sandbox.thaw()?;
     if let Err(error) = sandbox.respawn() {
         // It is tried again when the events of the agent are followed.
-        tracing::warn!(sandbox.id = %id, "start the spawner of a restored sandbox: {error}");
+        tracing::warn!(sandbox.id = %id, "cannot start the spawner of a restored sandbox, it is tried again: {error}");
     }
     Ok(())
 }

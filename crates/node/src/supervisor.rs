@@ -107,7 +107,7 @@ pub(crate) async fn clean(shared: &Arc<Shared>, id: &SandboxId, mut disk: Option
             // Before its disk and its slot are given back.
             drop(held);
             if let Some(Err(error)) = disk.map(|disk| remove_disk(driver.storage(), &id_to_clean, &disk)) {
-                tracing::warn!(sandbox.id = %id_to_clean, "remove the disk of an ended sandbox: {error}");
+                tracing::warn!(sandbox.id = %id_to_clean, "cannot remove the disk of an ended sandbox, the next start of the platform does: {error}");
             }
             driver.clean(&id_to_clean)
         };
@@ -149,7 +149,7 @@ async fn until_dead(sandbox: &Arc<dyn Sandbox>) {
             let _ = fd.readable().await;
         }
         Err(error) => {
-            tracing::error!("watch for the end of a sandbox: {error}");
+            tracing::error!("cannot watch for the end of a sandbox, which is noticed only when it is killed: {error}");
             std::future::pending().await
         }
     }
@@ -209,7 +209,7 @@ async fn replace_spawner(shared: &Arc<Shared>, handle: &Arc<SandboxHandle>) -> b
     handle.log().host(Level::Warn, message, fields);
     let replaced = handle.respawn().await;
     if let Err(error) = &replaced {
-        tracing::warn!(sandbox.id = %handle.id(), "replace the spawner: {error}");
+        tracing::warn!(sandbox.id = %handle.id(), "cannot replace the spawner: {error}; it is tried again");
         let message = "the process that starts commands could not be replaced; retrying";
         let fields = [("event_type", "spawner_failed".to_owned())];
         handle.log().host(Level::Error, message, fields);

@@ -134,7 +134,9 @@ impl Teardowns {
         let deadline = *last + WAIT_MAX;
         let over = changes.wait_for(|left| !awaited.iter().any(|(number, _)| left.contains_key(number)));
         if tokio::time::timeout_at(deadline.into(), over).await.is_err() {
-            tracing::warn!("an ended sandbox still takes up space on the host");
+            tracing::warn!(
+                "an ended sandbox still takes up memory or disk of the host, most likely because the kernel is busy with disk I/O"
+            );
         }
     }
 

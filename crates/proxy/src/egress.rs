@@ -100,7 +100,7 @@ impl EgressGateway {
         let udp = udp::serve(Arc::clone(&sandbox), stop.clone());
         let udp = async move {
             if let Err(error) = udp.await {
-                tracing::error!("receive datagrams of a sandbox: {error}");
+                tracing::error!("cannot receive datagrams of a sandbox, it has no UDP and no DNS from now on: {error}");
             }
         };
         let queries = report_queries(Arc::clone(&sandbox), stop.clone());

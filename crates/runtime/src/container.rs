@@ -338,7 +338,7 @@ impl Driver for ContainerDriver {
         self.launchers.end();
         self.tree.remove();
         if let Err(error) = self.registry.release(&self.storage.data_dir) {
-            tracing::warn!("release the id range: {error}");
+            tracing::warn!("cannot release the id range of the data directory: {error}");
         }
     }
 }
@@ -350,14 +350,14 @@ fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
     let mut last = None;
     while let Some(container) = container.upgrade() {
         if let Err(error) = container.storage.layers.sweep() {
-            tracing::warn!("remove layers: {error}");
+            tracing::warn!("cannot remove layers that nothing uses, it is tried again: {error}");
         }
         let names = || Ok(container.tree.names()?.iter().map(ToString::to_string).collect());
         let outcome = container.storage.refresh_base(names).map_err(|error| error.to_string());
         if let Err(error) = &outcome
             && last.as_ref() != Some(error)
         {
-            tracing::warn!("update `base` after a change of the host's packages: {error}");
+            tracing::warn!("cannot update `base` after a change of the host's packages, it is tried again: {error}");
         }
         last = outcome.err();
         drop(container);

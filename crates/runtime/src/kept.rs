@@ -253,7 +253,7 @@ fn write(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
 fn remove_later(path: &Path) {
     let remove = |path: &Path| {
         if let Err(error) = remove_all(path) {
-            tracing::warn!(path = %path.display(), "remove a checkpoint: {error}");
+            tracing::warn!(path = %path.display(), "cannot remove a checkpoint, the next start of the platform does: {error}");
         }
     };
     let in_background = std::thread::Builder::new().name("remove-image".to_owned()).spawn({

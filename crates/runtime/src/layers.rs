@@ -318,7 +318,7 @@ impl Unfinished<'_> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.layers.delete(&self.name) {
-            tracing::warn!("remove an incomplete layer: {error}");
+            tracing::warn!("cannot remove an incomplete layer, it is tried again: {error}");
             self.layers.is_untidy.store(true, Ordering::Relaxed);
         }
         self.layers.unfinished.lock().remove(&self.name);

@@ -180,7 +180,7 @@ impl Storage {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // It cannot be restored, and the others are not affected.
                 Err(error) => {
-                    tracing::warn!(checkpoint = %checkpoint.display(), "read a checkpoint: {error}");
+                    tracing::warn!(checkpoint = %checkpoint.display(), "cannot read a checkpoint, so programs of agents that no checkpoint needs are kept: {error}");
                     return Ok(());
                 }
             }

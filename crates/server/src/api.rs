@@ -300,7 +300,10 @@ fn panicked(panic: Box<dyn Any + Send + 'static>) -> Response {
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    tracing::error!(panic = text.unwrap_or("not a text"), "a handler panicked");
+    tracing::error!(
+        panic = text.unwrap_or("not a text"),
+        "a handler panicked, which is a defect of the platform; its request was answered 500"
+    );
     ApiError::internal().into_response()
 }
 

@@ -377,7 +377,7 @@ pub(crate) async fn accept(
                 let tcp = match moved(tcp, &runtime) {
                     Ok(tcp) => tcp,
                     Err(error) => {
-                        tracing::error!(%error, "cannot serve a connection");
+                        tracing::error!(%error, "cannot give a connection to its thread, so it is closed");
                         continue;
                     }
                 };

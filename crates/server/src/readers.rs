@@ -71,7 +71,7 @@ impl Readers {
             .thread_name("documentation")
             .on_thread_start(|| {
                 if let Err(error) = setpriority_process(Some(gettid()), NICE) {
-                    tracing::warn!(%error, "lower the priority of a thread");
+                    tracing::warn!(%error, "cannot lower the priority of a thread that serves the documentation: its readers may slow down other requests");
                 }
             })
             .build()

@@ -335,7 +335,7 @@ impl Records {
         let mut samples: BTreeMap<i64, Sample> = BTreeMap::new();
         for chunk in &chunks {
             let decoded = encoding::decode(&chunk.samples).unwrap_or_else(|| {
-                tracing::error!(sandbox.id = %id, from_us = chunk.from_us, "cannot decode metrics in the database");
+                tracing::error!(sandbox.id = %id, from_us = chunk.from_us, "cannot decode metrics in the database, answers are without them");
                 Vec::new()
             });
             samples.extend(decoded.into_iter().map(|sample| (sample.at_us, sample)));

@@ -197,7 +197,10 @@ impl Drop for Target {
         if !self.is_finished
             && let Err(error) = fs::remove_dir_all(&self.partial)
         {
-            tracing::warn!("remove {}: {error}", self.partial.display());
+            tracing::warn!(
+                "cannot remove the incomplete backup {}: {error}; remove it by hand",
+                self.partial.display()
+            );
         }
     }
 }

@@ -149,7 +149,10 @@ impl Drop for Target {
             remove_content(&self.path)
         };
         if let Err(error) = removed {
-            tracing::warn!("remove what was restored to {}: {error}", self.path.display());
+            tracing::warn!(
+                "cannot remove what was restored to {}: {error}; remove it by hand",
+                self.path.display()
+            );
         }
     }
 }

@@ -101,7 +101,7 @@ pub(super) fn note_kept_in_memory(handle: &SandboxHandle, error: WriteError) {
             why
         }
         WriteError::Failed(error) => {
-            tracing::error!(sandbox.id = %handle.id(), "write the processes of a sandbox to disk: {error}");
+            tracing::error!(sandbox.id = %handle.id(), "cannot write the processes of a sandbox to disk, they stay in memory: {error}");
             error.to_string()
         }
     };

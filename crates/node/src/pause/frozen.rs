@@ -94,7 +94,9 @@ pub(super) async fn page_out(shared: Arc<Shared>, handle: Arc<SandboxHandle>) {
         }
         Ok(None) => {}
         Err(_) if handle.is_ending() => {}
-        Err(error) => tracing::warn!(sandbox.id = %handle.id(), "move the memory of a paused sandbox to swap: {error}"),
+        Err(error) => {
+            tracing::warn!(sandbox.id = %handle.id(), "cannot move the memory of a paused sandbox to swap, it stays where it is: {error}")
+        }
     }
     drop(turn);
 }
@@ -136,7 +138,7 @@ pub(super) async fn thaw(
 pub(super) async fn respawn(handle: Arc<SandboxHandle>, changing: OwnedMutexGuard<()>) {
     if let Err(error) = handle.respawn().await {
         // It is tried again when the events of the agent are followed.
-        tracing::warn!(sandbox.id = %handle.id(), "replace the spawner after a pause that failed: {error}");
+        tracing::warn!(sandbox.id = %handle.id(), "cannot replace the spawner of a sandbox after a failed pause, it is tried again: {error}");
     }
     drop(changing);
 }
@@ -180,7 +182,7 @@ pub(crate) async fn settle(id: &SandboxId, sandbox: &Arc<dyn Sandbox>, wanted: W
         },
         Err(error) => {
             // Most likely it has just ended, which its supervisor notices.
-            tracing::error!(sandbox.id = %id, "find out whether a sandbox is paused: {error}");
+            tracing::error!(sandbox.id = %id, "cannot find out whether a sandbox is paused, what its row says counts: {error}");
             matches!(wanted, WantedState::Paused(_))
         }
     }

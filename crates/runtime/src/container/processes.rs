@@ -83,7 +83,7 @@ pub(super) fn prepare_restores(driver: &Arc<ContainerDriver>, count: usize) -> i
     std::thread::Builder::new().name("restores".to_owned()).spawn(move || {
         let Some(driver) = driver.upgrade() else { return };
         if let Err(error) = driver.launchers.prepare_restores(count) {
-            tracing::warn!("start launchers for restores: {error}");
+            tracing::warn!("cannot start launchers for restores in advance, the first restores take longer: {error}");
         }
     })?;
     Ok(())

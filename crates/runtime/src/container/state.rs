@@ -43,7 +43,7 @@ impl ContainerDriver {
         let another = |index| self.registry.claim_another(&self.storage.data_dir, index);
         match self.slots.lock().allocate(id, disk, another) {
             Err(StartError::Failed(error)) if error.kind() == io::ErrorKind::StorageFull => {
-                tracing::warn!("claim another id range for sandboxes: {error}");
+                tracing::warn!("no other id range is free on this host, so no further sandbox can start: {error}");
                 Err(StartError::Full)
             }
             allocated => allocated,
@@ -56,7 +56,7 @@ impl ContainerDriver {
         if let Some(held) = slots.release(id)
             && let Err(error) = self.registry.give_back(held.block)
         {
-            tracing::warn!("release an id range: {error}");
+            tracing::warn!("cannot release an id range, which stays claimed until the next start: {error}");
         }
     }
 }

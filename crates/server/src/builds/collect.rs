@@ -93,7 +93,7 @@ impl Builds {
                         "removed layers and files of builds that nothing uses"
                     );
                 }
-                Err(error) => tracing::error!(error = %Chain(&error), "cannot remove unused layers"),
+                Err(error) => tracing::error!(error = %Chain(&error), "cannot remove unused layers, it is tried again"),
             }
             self.tidy_objects().await;
         }

@@ -217,10 +217,10 @@ impl Builds {
             Ok(Round { removed, stored }) => {
                 tracing::info!(removed, stored, "the blob store has what is needed");
             }
-            Err(error) => tracing::error!(error = %Chain(&error), "cannot tidy the blob store"),
+            Err(error) => tracing::error!(error = %Chain(&error), "cannot tidy the blob store, it is tried again"),
         }
         if let Err(error) = self.limit_copies().await {
-            tracing::error!(error = %Chain(&error), "cannot limit the layers of the node");
+            tracing::error!(error = %Chain(&error), "cannot remove layers beyond blobs.cache_mb from the data directory, it is tried again");
         }
     }
 }

@@ -77,7 +77,10 @@ impl Masker {
             }
         }
         if !are_all {
-            tracing::warn!("secrets are too long, or too many, to hide all their forms in answers");
+            tracing::warn!(
+                "secrets of an injection rule are too long, or too many, to hide all their forms in answers to the sandbox: some may be \
+                 seen inside if a server sends them back; shorten them, or use fewer rules"
+            );
         }
         any.link();
         in_names.link();

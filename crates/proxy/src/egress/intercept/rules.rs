@@ -129,7 +129,7 @@ impl Prepared {
                 tracing::warn!(
                     rule = rule.name,
                     header = header.name,
-                    "a header of a rule cannot be set"
+                    "a header of an injection rule cannot be set, requests go without it: correct the rule"
                 );
                 return None;
             };

@@ -17,15 +17,13 @@ use store::teams::{TeamRow, UserRow};
 use store::tokens::AccessTokenRow;
 use uuid::Uuid;
 
+use crate::args::{DEFAULT, KeyArgs, OfTeam};
 use crate::clock::now_us;
 use crate::credentials::{self, Addresses, Credentials};
 use crate::data_dir::DataDir;
 use crate::master_key::{MASTER_FILE, MasterKey};
 use crate::output::{self, Format};
 use crate::secret::{AccessPair, ApiKey};
-
-/// Name of the team, the user and the keys of the first start.
-pub(crate) const DEFAULT: &str = "default";
 
 /// A new UUID in the form that the database stores. Version 7, so that rows made later sort later.
 fn new_uuid() -> String {
@@ -374,9 +372,9 @@ struct ShownUser {
 ///
 /// # Errors
 /// When there is no such team, or the database fails.
-pub(crate) async fn list_users(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
+pub(crate) async fn list_users(store: &Store, of: &OfTeam) -> Result<()> {
     let mut users = Vec::new();
-    for team in teams_named(store, team).await? {
+    for team in teams_named(store, of.team.as_deref()).await? {
         users.extend(store.user_list(&team.id).await?.into_iter().map(|user| ShownUser {
             id: user.id.into(),
             team: team.name.clone(),
@@ -384,7 +382,7 @@ pub(crate) async fn list_users(store: &Store, team: Option<&str>, format: Format
             created_at: time(user.created_us),
         }));
     }
-    output::list(format, users, &["NAME", "TEAM", "ID", "CREATED"], |user| {
+    output::list(of.format, users, &["NAME", "TEAM", "ID", "CREATED"], |user| {
         vec![user.name, user.team, user.id, user.created_at]
     })
 }
@@ -393,19 +391,13 @@ pub(crate) async fn list_users(store: &Store, team: Option<&str>, format: Format
 ///
 /// # Errors
 /// When there is no such team or user, the name is invalid, or the database fails.
-pub(crate) async fn create_access_key(
-    store: &Store,
-    master: &MasterKey,
-    team: &str,
-    user: &str,
-    name: &str,
-) -> Result<()> {
-    check_name("key", name)?;
-    let account = account_named(store, team, user).await?;
+pub(crate) async fn create_access_key(store: &Store, master: &MasterKey, key: &KeyArgs) -> Result<()> {
+    check_name("key", &key.name)?;
+    let account = account_named(store, &key.team, &key.user).await?;
     let pair = AccessPair::generate()?;
     // A key that the platform could not open would look like a wrong signature.
     master.token_seed(store).await?;
-    if !insert_pair(store, &account, master, &pair, name).await? {
+    if !insert_pair(store, &account, master, &pair, &key.name).await? {
         bail!("the access key exists already; try again");
     }
     output::line(&format!("RINGFENCE_ACCESS_KEY={}", pair.access))?;
@@ -479,7 +471,7 @@ pub(crate) async fn revoke_access_key(store: &Store, id: &str) -> Result<()> {
 ///
 /// # Errors
 /// When there is no such team, the name is invalid, or the database fails.
-pub(crate) async fn create_key(store: &Store, team: &str, user: &str, name: &str) -> Result<()> {
+pub(crate) async fn create_key(store: &Store, KeyArgs { team, user, name }: &KeyArgs) -> Result<()> {
     check_name("key", name)?;
     let account = account_named(store, team, user).await?;
     let key = ApiKey::generate()?;
@@ -491,9 +483,9 @@ pub(crate) async fn create_key(store: &Store, team: &str, user: &str, name: &str
 ///
 /// # Errors
 /// When there is no such team, or the database fails.
-pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
+pub(crate) async fn list_keys(store: &Store, of: &OfTeam) -> Result<()> {
     let mut keys = Vec::new();
-    for team in teams_named(store, team).await? {
+    for team in teams_named(store, of.team.as_deref()).await? {
         keys.extend(store.api_key_list(&team.id).await?.into_iter().map(|key| ShownKey {
             id: key.id,
             team: team.name.clone(),
@@ -514,7 +506,7 @@ pub(crate) async fn list_keys(store: &Store, team: Option<&str>, format: Format)
         }));
     }
     let header = ["ID", "TEAM", "NAME", "KIND", "KEY", "CREATED", "STATE"];
-    output::list(format, keys, &header, |key| {
+    output::list(of.format, keys, &header, |key| {
         let (kind, state) = (key.kind.to_owned(), state(key.revoked_at));
         vec![key.id, key.team, key.name, kind, key.mask, key.created_at, state]
     })
@@ -572,9 +564,9 @@ struct ShownToken {
 ///
 /// # Errors
 /// When there is no such team, or the database fails.
-pub(crate) async fn list_tokens(store: &Store, team: Option<&str>, format: Format) -> Result<()> {
+pub(crate) async fn list_tokens(store: &Store, of: &OfTeam) -> Result<()> {
     let mut tokens = Vec::new();
-    for team in teams_named(store, team).await? {
+    for team in teams_named(store, of.team.as_deref()).await? {
         let user = default_user(store, &team.id).await?;
         let rows = store.access_token_list(&user.id).await?;
         tokens.extend(rows.into_iter().map(|row| ShownToken {
@@ -587,7 +579,7 @@ pub(crate) async fn list_tokens(store: &Store, team: Option<&str>, format: Forma
         }));
     }
     let header = ["ID", "TEAM", "NAME", "TOKEN", "CREATED", "LAST USED"];
-    output::list(format, tokens, &header, |token| {
+    output::list(of.format, tokens, &header, |token| {
         let used = token.last_used_at.unwrap_or_else(|| "never".to_owned());
         vec![token.id, token.team, token.name, token.mask, token.created_at, used]
     })

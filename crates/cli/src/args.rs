@@ -23,6 +23,9 @@ use crate::config::keys::{self, Key};
 use crate::config::reference;
 use crate::output::Format;
 
+/// Name of the team, the user and the keys of the first start.
+pub(crate) const DEFAULT: &str = "default";
+
 /// Self-hosted sandboxes for untrusted code. The whole platform is one binary.
 #[derive(Debug, Parser)]
 #[command(
@@ -208,6 +211,31 @@ pub(crate) enum TeamCommand {
     },
 }
 
+/// Which rows of a table are listed, and how.
+#[derive(Debug, Args)]
+pub(crate) struct OfTeam {
+    /// List only those of this team
+    #[arg(long, value_name = "TEAM")]
+    pub(crate) team: Option<String>,
+    /// Output format
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+}
+
+/// Whose a key is.
+#[derive(Debug, Args)]
+pub(crate) struct KeyArgs {
+    /// Team of the key
+    #[arg(long, value_name = "TEAM", default_value = DEFAULT)]
+    pub(crate) team: String,
+    /// User of the key
+    #[arg(long, value_name = "USER", default_value = DEFAULT)]
+    pub(crate) user: String,
+    /// Name of the key
+    #[arg(long, value_name = "NAME", default_value = "unnamed")]
+    pub(crate) name: String,
+}
+
 /// Subcommands of `user`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum UserCommand {
@@ -216,35 +244,18 @@ pub(crate) enum UserCommand {
         /// Name of the user, unique in the team
         name: String,
         /// Team of the user
-        #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
+        #[arg(long, value_name = "TEAM", default_value = DEFAULT)]
         team: String,
     },
     /// List users
-    List {
-        /// List only those of this team
-        #[arg(long, value_name = "TEAM")]
-        team: Option<String>,
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
+    List(OfTeam),
 }
 
 /// Subcommands of `access-key`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AccessKeyCommand {
     /// Create a pair of access key and secret key, and print it; the secret key cannot be shown again
-    Create {
-        /// Team of the key
-        #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
-        team: String,
-        /// User of the key
-        #[arg(long, value_name = "USER", default_value = crate::accounts::DEFAULT)]
-        user: String,
-        /// Name of the key
-        #[arg(long, value_name = "NAME", default_value = "unnamed")]
-        name: String,
-    },
+    Create(KeyArgs),
     /// List access keys, without their secret keys
     List {
         /// List only those of this team
@@ -268,26 +279,9 @@ pub(crate) enum AccessKeyCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
     /// Create an API key and print it; it cannot be shown again, because only its hash is stored
-    Create {
-        /// Team of the key
-        #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
-        team: String,
-        /// User of the key
-        #[arg(long, value_name = "USER", default_value = crate::accounts::DEFAULT)]
-        user: String,
-        /// Name of the key
-        #[arg(long, value_name = "NAME", default_value = "unnamed")]
-        name: String,
-    },
+    Create(KeyArgs),
     /// List API keys and access keys, without their secrets
-    List {
-        /// List only those of this team
-        #[arg(long, value_name = "TEAM")]
-        team: Option<String>,
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
+    List(OfTeam),
     /// Revoke a key; requests with this key are refused immediately
     Revoke {
         /// ID of the key, see `key list`
@@ -301,21 +295,14 @@ pub(crate) enum TokenCommand {
     /// Create an access token and print it; it cannot be shown again, because only its hash is stored
     Create {
         /// Team whose user `default` the token belongs to
-        #[arg(long, value_name = "TEAM", default_value = crate::accounts::DEFAULT)]
+        #[arg(long, value_name = "TEAM", default_value = DEFAULT)]
         team: String,
         /// Name of the token
         #[arg(long, value_name = "NAME", default_value = "unnamed")]
         name: String,
     },
     /// List access tokens, without their secrets
-    List {
-        /// List only those of this team
-        #[arg(long, value_name = "TEAM")]
-        team: Option<String>,
-        /// Output format
-        #[arg(long, value_enum, default_value_t = Format::Text)]
-        format: Format,
-    },
+    List(OfTeam),
     /// Revoke an access token; requests with this token are refused immediately
     Revoke {
         /// ID of the token, see `token list`

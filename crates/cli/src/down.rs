@@ -21,7 +21,7 @@ use server::lease::{NodeIdentity, NodeLease};
 use crate::config::Config;
 use crate::data_dir::{DataDir, InUse, Lock};
 use crate::database::open_store;
-use crate::{doctor, node_files, node_identity, output};
+use crate::{doctor, node_files, node_identity, output, runtimes};
 
 /// How long a platform may take to drain. It bounds its own drain by less.
 const DRAIN_BOUND: Duration = Duration::from_secs(60);
@@ -51,11 +51,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
         return run_on_node(&dir);
     }
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = runtimes::small()?;
     let ended = runtime.block_on(end_all(settings, &dir, identity))?;
     let what = if ended == 1 { "sandbox" } else { "sandboxes" };
     output::line(&format!("ended {ended} {what} of {}", dir.path().display()))?;
@@ -64,11 +60,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
 
 /// Ends everything on a node. Its server finds out when the node connects again, and removes the rows.
 fn run_on_node(dir: &DataDir) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = runtimes::small()?;
     runtime.block_on(async {
         let node = Node::start(without_sandboxes(dir.path()))
             .await

@@ -34,6 +34,7 @@ mod operator;
 mod output;
 mod parts;
 mod requests;
+mod runtimes;
 mod sandboxes;
 mod secret;
 mod serve;
@@ -172,18 +173,18 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             TeamCommand::List { format } => accounts::list_teams(store, format).await,
         }),
         Command::Key(command) => with_store(settings, async |store| match command {
-            KeyCommand::Create { team, user, name } => accounts::create_key(store, &team, &user, &name).await,
-            KeyCommand::List { team, format } => accounts::list_keys(store, team.as_deref(), format).await,
+            KeyCommand::Create(key) => accounts::create_key(store, &key).await,
+            KeyCommand::List(of) => accounts::list_keys(store, &of).await,
             KeyCommand::Revoke { id } => accounts::revoke_key(store, &id).await,
         }),
         Command::User(command) => with_store(settings, async |store| match command {
             UserCommand::Create { name, team } => accounts::create_user(store, &team, &name).await,
-            UserCommand::List { team, format } => accounts::list_users(store, team.as_deref(), format).await,
+            UserCommand::List(of) => accounts::list_users(store, &of).await,
         }),
         Command::AccessKey(command) => with_store(settings, async |store| match command {
-            AccessKeyCommand::Create { team, user, name } => {
+            AccessKeyCommand::Create(key) => {
                 let master = MasterKey::of(&DataDir::prepare(&settings.data_dir)?, &settings.master_key)?;
-                accounts::create_access_key(store, &master, &team, &user, &name).await
+                accounts::create_access_key(store, &master, &key).await
             }
             AccessKeyCommand::List { team, user, format } => {
                 accounts::list_access_keys(store, team.as_deref(), user.as_deref(), format).await
@@ -192,7 +193,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
         }),
         Command::Token(command) => with_store(settings, async |store| match command {
             TokenCommand::Create { team, name } => accounts::create_token(store, &team, &name).await,
-            TokenCommand::List { team, format } => accounts::list_tokens(store, team.as_deref(), format).await,
+            TokenCommand::List(of) => accounts::list_tokens(store, &of).await,
             TokenCommand::Revoke { id } => accounts::revoke_token(store, &id).await,
         }),
         Command::MasterKey(command) => {

@@ -18,13 +18,10 @@ use crate::config::Config;
 use crate::data_dir::DataDir;
 use crate::node_files::{self, Joined};
 use crate::parts::egress_of;
+use crate::runtimes::{self, BLOCKING_BOUND};
 use crate::signals::Signals;
 use crate::{doctor, harden, node_identity, output, version};
 
-/// How long blocking work may hold up the end.
-const BLOCKING_BOUND: Duration = Duration::from_secs(5);
-/// How long a drain may take.
-const DRAIN_BOUND: Duration = Duration::from_secs(30);
 /// How long what the server has called for may go on before the node lets go of its sandboxes.
 const CALLS_BOUND: Duration = Duration::from_secs(60);
 /// Shortest and longest pause before another attempt to connect.
@@ -51,15 +48,8 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     doctor::require_host(settings)?;
     harden::harden()?;
     let _lock = dir.lock()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
-    let traffic = tokio::runtime::Builder::new_multi_thread()
-        .thread_name("egress")
-        .enable_all()
-        .build()
-        .context("start the async runtime of the egress gateway")?;
+    let runtime = runtimes::serving()?;
+    let traffic = runtimes::egress()?;
     let ended = runtime.block_on(serve(settings, &dir, joined, traffic.handle().clone()));
     traffic.shutdown_timeout(BLOCKING_BOUND);
     runtime.shutdown_timeout(BLOCKING_BOUND);
@@ -102,20 +92,7 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
             node.release().await;
         }
     };
-    tokio::select! {
-        () = release => {
-            tracing::info!("drained");
-            Ok(ExitCode::SUCCESS)
-        }
-        name = signals.next() => {
-            tracing::warn!("{name} again: ending without waiting");
-            Ok(ExitCode::FAILURE)
-        }
-        () = tokio::time::sleep(DRAIN_BOUND) => {
-            tracing::error!("still not drained after {DRAIN_BOUND:?}: ending without waiting longer");
-            Ok(ExitCode::FAILURE)
-        }
-    }
+    Ok(runtimes::drain(release, &mut signals, ExitCode::SUCCESS).await)
 }
 
 async fn start(settings: &Config, traffic: &Handle) -> Result<Arc<Node>> {

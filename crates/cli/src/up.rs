@@ -7,7 +7,6 @@ use std::io::IsTerminal as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use node::Node;
@@ -25,13 +24,9 @@ use crate::credentials::{self, Addresses};
 use crate::data_dir::DataDir;
 use crate::doctor;
 use crate::parts::Parts;
+use crate::runtimes::{self, BLOCKING_BOUND};
 use crate::signals::Signals;
 use crate::{harden, node_files, node_identity, output, template, up_with};
-
-/// How long blocking work, such as making a sandbox that nobody waits for any more, may hold up the end.
-const BLOCKING_BOUND: Duration = Duration::from_secs(5);
-/// How long a drain may take. The server and the node bound theirs by less; service managers kill after 90 s.
-const DRAIN_BOUND: Duration = Duration::from_secs(30);
 
 /// Runs the platform until a signal ends it.
 ///
@@ -47,18 +42,11 @@ pub(crate) fn run(settings: &Config, with: &[String]) -> Result<ExitCode> {
     node_files::require(&dir, node_files::Role::Platform)?;
     let lock = dir.lock()?;
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = runtimes::serving()?;
     // Connections and what they carry have threads of their own, so that no traffic, however it is shaped, is in the way
     // of create requests, deadlines and supervision. The kernel shares the cores between them.
     let connections = ConnectionThreads::start(BLOCKING_BOUND).context("start the threads of connections")?;
-    let traffic = tokio::runtime::Builder::new_multi_thread()
-        .thread_name("egress")
-        .enable_all()
-        .build()
-        .context("start the async runtime of the egress gateway")?;
+    let traffic = runtimes::egress()?;
     let ended = runtime.block_on(serve(
         settings,
         &dir,
@@ -124,25 +112,12 @@ async fn serve(
         () = server.stopping() => ExitCode::FAILURE,
     };
     stop.cancel();
-    let drain = async {
+    let drained = async {
         server.drained().await;
         node.release().await;
         store.close().await;
     };
-    tokio::select! {
-        () = drain => {
-            tracing::info!("drained");
-            Ok(code)
-        }
-        name = signals.next() => {
-            tracing::warn!("{name} again: ending without waiting for requests");
-            Ok(ExitCode::FAILURE)
-        }
-        () = tokio::time::sleep(DRAIN_BOUND) => {
-            tracing::error!("still not drained after {DRAIN_BOUND:?}: ending without waiting longer");
-            Ok(ExitCode::FAILURE)
-        }
-    }
+    Ok(runtimes::drain(drained, &mut signals, code).await)
 }
 
 /// What a program that waits for the platform reads, in one line.

@@ -433,31 +433,16 @@ impl Loops {
     /// Mounts a disk without attaching it to a mount tree. With `give_back`, freed blocks are returned to the host's
     /// file system; a fully allocated disk keeps its blocks.
     pub(crate) fn mount(&self, image: BorrowedFd<'_>, give_back: bool) -> io::Result<OwnedFd> {
-        let (_device, path) = self.attach(image, OFlags::RDWR)?;
-        let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
         // Inode tables need no zeroing because the disk reads as zeros, and reading all block bitmaps ahead would cost
         // each sandbox time and memory for blocks it never uses.
-        for flag in ["noinit_itable", "no_prefetch_block_bitmaps"] {
-            rustix::mount::fsconfig_set_flag(&fs, flag)?;
-        }
-        if give_back {
-            rustix::mount::fsconfig_set_flag(&fs, "discard")?;
-        }
-        rustix::mount::fsconfig_create(&fs)?;
+        let flags = ["noinit_itable", "no_prefetch_block_bitmaps"];
+        let flags = flags.into_iter().chain(give_back.then_some("discard"));
         let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOATIME;
-        Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+        self.mount_with(image, OFlags::RDWR, flags, attributes)
     }
 
     /// Mounts a disk that no sandbox has any more, to read it, without attaching it to a mount tree.
     pub(crate) fn mount_to_read(&self, image: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-        let (_device, path) = self.attach(image, OFlags::RDONLY)?;
-        let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
-        for flag in ["ro", "no_prefetch_block_bitmaps"] {
-            rustix::mount::fsconfig_set_flag(&fs, flag)?;
-        }
-        rustix::mount::fsconfig_create(&fs)?;
         let attributes = [
             MountAttrFlags::MOUNT_ATTR_RDONLY,
             MountAttrFlags::MOUNT_ATTR_NODEV,
@@ -465,7 +450,24 @@ impl Loops {
             MountAttrFlags::MOUNT_ATTR_NOEXEC,
             MountAttrFlags::MOUNT_ATTR_NOATIME,
         ];
-        let attributes = attributes.into_iter().collect();
+        let flags = ["ro", "no_prefetch_block_bitmaps"].into_iter();
+        self.mount_with(image, OFlags::RDONLY, flags, attributes.into_iter().collect())
+    }
+
+    fn mount_with(
+        &self,
+        image: BorrowedFd<'_>,
+        access: OFlags,
+        flags: impl Iterator<Item = &'static str>,
+        attributes: MountAttrFlags,
+    ) -> io::Result<OwnedFd> {
+        let (_device, path) = self.attach(image, access)?;
+        let fs = rustix::mount::fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_set_string(&fs, "source", path.as_path())?;
+        for flag in flags {
+            rustix::mount::fsconfig_set_flag(&fs, flag)?;
+        }
+        rustix::mount::fsconfig_create(&fs)?;
         Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
     }
 }

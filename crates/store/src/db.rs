@@ -149,10 +149,8 @@ impl Db {
         what: &'static str,
         query: Query,
     ) -> Result<Vec<T>, StoreError> {
-        let rows = query
-            .fetch_all(&self.read)
-            .await
-            .map_err(|error| classify(&error, T::TABLE, what))?;
+        let rows = query.fetch_all(&self.read).await;
+        let rows = rows.map_err(|error| classify(&error, T::TABLE, what))?;
         rows.iter().map(Columns::decode).collect()
     }
 
@@ -161,10 +159,8 @@ impl Db {
         what: &'static str,
         query: Query,
     ) -> Result<Option<T>, StoreError> {
-        let row = query
-            .fetch_optional(&self.read)
-            .await
-            .map_err(|error| classify(&error, T::TABLE, what))?;
+        let row = query.fetch_optional(&self.read).await;
+        let row = row.map_err(|error| classify(&error, T::TABLE, what))?;
         row.as_ref().map(Columns::decode).transpose()
     }
 

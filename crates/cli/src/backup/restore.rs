@@ -19,7 +19,7 @@ use super::create::archive_of;
 use super::manifest::{CONFIGURATION, DATA, DATABASE, Database, FileEntry, Manifest, damaged};
 use crate::config::Config;
 use crate::data_dir::{DataDir, LOCK_FILE, RESTORING};
-use crate::{doctor, down, output};
+use crate::{doctor, down, output, runtimes};
 
 /// Maximum size of a layer, unpacked, in bytes. The host's disk is the limit before that.
 const LAYER_MAX: u64 = 256 << 30;
@@ -207,11 +207,7 @@ fn restore_layers(from: &Path, manifest: &Manifest, target: &Target) -> Result<(
     if manifest.layers.is_empty() {
         return Ok(());
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("start the async runtime")?;
+    let runtime = runtimes::small()?;
     runtime.block_on(async {
         let node = Node::start(down::without_sandboxes(&target.path))
             .await

@@ -162,18 +162,12 @@ impl Store {
 
     /// The build of a template that sandboxes are started from: of the builds that are ready and have the tag
     /// `default`, that to which it was assigned last.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_latest_ready(&self, template: &TemplateId) -> Result<Option<BuildRow>, StoreError> {
         self.build_by_tag(template, DEFAULT_TAG).await
     }
 
     /// Of the builds of a template that are ready and have that tag, or that id, the one to which a tag was assigned
     /// last.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_by_tag(&self, template: &TemplateId, tag: &str) -> Result<Option<BuildRow>, StoreError> {
         if storable("tag", tag).is_err() {
             return Ok(None);
@@ -190,9 +184,6 @@ impl Store {
     }
 
     /// A build of a template.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_by_id(&self, template: &TemplateId, id: &BuildId) -> Result<Option<BuildRow>, StoreError> {
         let query = sqlx::query(concat!(
             "SELECT ",
@@ -205,9 +196,6 @@ impl Store {
     }
 
     /// The builds of a template, newest first: at most `limit`, those after `after`.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_list(
         &self,
         template: &TemplateId,

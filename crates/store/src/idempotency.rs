@@ -146,9 +146,6 @@ impl NodeRows {
 
     /// The claims of this node that are in progress, for the start of the platform: their requests ended with its last
     /// run.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn idempotency_list_in_progress(&self) -> Result<Vec<IdempotencyRow>, StoreError> {
         let query = sqlx::query(concat!(
             "SELECT ",
@@ -162,9 +159,6 @@ impl NodeRows {
 
 impl Store {
     /// The claim of a key, expired or not.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn idempotency_by_key(&self, team: &TeamId, key: &str) -> Result<Option<IdempotencyRow>, StoreError> {
         let query = sqlx::query(concat!(
             "SELECT ",
@@ -177,9 +171,6 @@ impl Store {
     }
 
     /// Stores the response of the request that claimed a key for `sandbox`. `false` when that claim is not in progress.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn idempotency_complete(
         &self,
         team: &TeamId,
@@ -203,9 +194,6 @@ impl Store {
     }
 
     /// Changes the sandbox for which a claim is in progress. `false` when there is no such claim.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn idempotency_move(
         &self,
         team: &TeamId,
@@ -229,9 +217,6 @@ impl Store {
     }
 
     /// Abandons the claim of a key for `sandbox`, which created nothing. `false` when that claim is not in progress.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn idempotency_abandon(&self, team: &TeamId, key: &str, sandbox: &SandboxId) -> Result<bool, StoreError> {
         let query = sqlx::query(
             "DELETE FROM idempotency_keys \
@@ -248,9 +233,6 @@ impl Store {
     }
 
     /// Removes at most `limit` claims that expired by `now_us`, oldest first, and returns how many.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn idempotency_purge(&self, now_us: i64, limit: u32) -> Result<u64, StoreError> {
         // The outer condition repeats the time, because a claim may have been acquired again in between.
         let query = sqlx::query(

@@ -85,9 +85,6 @@ impl Store {
     }
 
     /// The rules of a user, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn injection_rule_list(&self, user: &UserId) -> Result<Vec<InjectionRuleRow>, StoreError> {
         let query = sqlx::query(concat!(
             "SELECT ",
@@ -99,18 +96,12 @@ impl Store {
     }
 
     /// Counts the rules of a user.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn injection_rule_count(&self, user: &UserId) -> Result<u32, StoreError> {
         let query = sqlx::query("SELECT COUNT(*) AS value FROM injection_rules WHERE user_id = $1").bind(user.as_str());
         self.db.read_number("count injection rules", query).await
     }
 
     /// What differs after a change of any rule.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn injection_rule_stamp(&self) -> Result<Stamp, StoreError> {
         let query = sqlx::query(
             "SELECT COUNT(*) AS total, CAST(COALESCE(SUM(updated_us % 1000000007), 0) AS BIGINT) AS times \
@@ -124,9 +115,6 @@ impl Store {
     }
 
     /// Returns the rule of a user with this id; none if the user has no such rule.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn injection_rule_of(&self, user: &UserId, id: &str) -> Result<Option<InjectionRuleRow>, StoreError> {
         storable("rule ID", id)?;
         let query = sqlx::query(concat!(
@@ -168,9 +156,6 @@ impl Store {
     }
 
     /// Deletes a rule of a user. `false` when the user has no such rule.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn injection_rule_delete(&self, user: &UserId, id: &str) -> Result<bool, StoreError> {
         storable("rule ID", id)?;
         let query = sqlx::query("DELETE FROM injection_rules WHERE id = $1 AND user_id = $2")

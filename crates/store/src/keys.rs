@@ -248,9 +248,6 @@ impl Store {
     }
 
     /// The API keys of a team, revoked ones included, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn api_key_list(&self, team: &TeamId) -> Result<Vec<ApiKeyRow>, StoreError> {
         let query = sqlx::query(concat!(
             "SELECT ",
@@ -262,9 +259,6 @@ impl Store {
     }
 
     /// Revokes an API key and returns it; none if there is no such key. A key that was revoked before keeps its time.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn api_key_revoke(&self, id: &str, revoked_us: i64) -> Result<Option<ApiKeyRow>, StoreError> {
         storable("key ID", id)?;
         let query = sqlx::query(concat!(
@@ -278,9 +272,6 @@ impl Store {
 
     /// Revokes an API key of a team. `false` when the team has no such key, or it was revoked before. The row stays, so
     /// that the same key cannot be created again.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn api_key_revoke_of(&self, team: &TeamId, id: &str, revoked_us: i64) -> Result<bool, StoreError> {
         storable("key ID", id)?;
         let query =
@@ -293,9 +284,6 @@ impl Store {
     }
 
     /// Renames an API key of a team and returns it; none when the team has no such key, or it was revoked.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn api_key_rename(&self, team: &TeamId, id: &str, name: &str) -> Result<Option<ApiKeyRow>, StoreError> {
         storable("key ID", id)?;
         storable("key name", name)?;
@@ -311,9 +299,6 @@ impl Store {
 
     /// Records a use of an API key, unless a later one is recorded. This is a write, so callers should limit how often
     /// they record a use.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn api_key_used(&self, id: &str, at_us: i64) -> Result<(), StoreError> {
         let query =
             sqlx::query("UPDATE api_keys SET last_used_us = $2 WHERE id = $1 AND COALESCE(last_used_us, $2 - 1) < $2")
@@ -324,9 +309,6 @@ impl Store {
     }
 
     /// Returns the owner of the key with this hash; none if there is no such key or it was revoked.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn api_key_by_hash(&self, hash: &KeyHash) -> Result<Option<ApiKeyOwner>, StoreError> {
         let query = sqlx::query("SELECT id, team_id, user_id FROM api_keys WHERE hash = $1 AND revoked_us IS NULL")
             .bind(hash.as_str());
@@ -357,9 +339,6 @@ impl Store {
     }
 
     /// The access keys of a team, revoked ones included, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn access_key_list(&self, team: &TeamId) -> Result<Vec<AccessKeyRow>, StoreError> {
         let query = sqlx::query(
             "SELECT id, team_id, user_id, name, secret_sealed, created_us, revoked_us FROM access_keys \
@@ -371,9 +350,6 @@ impl Store {
 
     /// Returns the access key with this id; none if there is no such key or it was revoked, so that a caller cannot
     /// forget to check.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn access_key_by_id(&self, id: &str) -> Result<Option<AccessKeyRow>, StoreError> {
         storable("key ID", id)?;
         let query = sqlx::query(
@@ -386,9 +362,6 @@ impl Store {
 
     /// Revokes an access key and returns it; none if there is no such key. A key that was revoked before keeps its
     /// time.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn access_key_revoke(&self, id: &str, revoked_us: i64) -> Result<Option<AccessKeyRow>, StoreError> {
         storable("key ID", id)?;
         let query = sqlx::query(

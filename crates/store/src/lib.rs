@@ -22,7 +22,8 @@
 //!
 //! Invariants: this is the only crate that knows SQL. It has no HTTP, no clock and no randomness: times (microseconds
 //! since the Unix epoch) and ids are arguments. Every change of a sandbox raises its `version`, so that a decision
-//! based on an outdated row is detected.
+//! based on an outdated row is detected. Whatever asks the database fails when that does; a section `Errors` names what else
+//! can go wrong.
 //!
 //! The portable subset: columns are `TEXT` or `BIGINT` only; flags are 0 and 1, times are microseconds, JSON is `TEXT`
 //! that queries do not inspect. What differs between the engines is in `dialect.rs` and `connect.rs`.

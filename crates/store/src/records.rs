@@ -83,9 +83,6 @@ impl Store {
 
     /// Returns the team that owns or owned a sandbox, as long as there are records of it. For the operator: requests of
     /// a team know their team.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn record_owner(&self, sandbox: &SandboxId) -> Result<Option<TeamId>, StoreError> {
         let query = sqlx::query("SELECT team_id AS value FROM sandbox_records WHERE sandbox_id = $1 LIMIT 1")
             .bind(sandbox.as_str());
@@ -94,9 +91,6 @@ impl Store {
 
     /// Begins the retention of the logs of sandboxes that no longer have a row: they ended without a record of it.
     /// Returns how many.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn records_end_orphans(&self, at_us: i64) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "UPDATE sandbox_records SET ended_us = $1 WHERE ended_us IS NULL \

@@ -35,9 +35,6 @@ impl FromColumns for Removal {
 impl Store {
     /// Announces the removal of an object. `false` when another one has not ended, unless it was announced before
     /// `expired_us`.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn removal_begin(&self, name: &str, id: i64, now_us: i64, expired_us: i64) -> Result<bool, StoreError> {
         storable("name of an object", name)?;
         let query = sqlx::query(
@@ -53,9 +50,6 @@ impl Store {
     }
 
     /// Notes that a removal has ended, also one that removed nothing.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn removal_end(&self, name: &str, id: i64, now_us: i64) -> Result<(), StoreError> {
         let query = sqlx::query("UPDATE blob_removals SET ended_us = $3 WHERE name = $1 AND id = $2")
             .bind(name)
@@ -66,18 +60,12 @@ impl Store {
     }
 
     /// The last announced removal of an object.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn removal_find(&self, name: &str) -> Result<Option<Removal>, StoreError> {
         let query = sqlx::query("SELECT id, begun_us, ended_us FROM blob_removals WHERE name = $1").bind(name);
         self.db.read_optional("find a removal", query).await
     }
 
     /// Forgets the removals that were announced before a time.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn removal_purge(&self, before_us: i64) -> Result<(), StoreError> {
         let query = sqlx::query("DELETE FROM blob_removals WHERE begun_us < $1").bind(before_us);
         self.db.write("removal", "forget removals", query).await?;

@@ -121,9 +121,6 @@ pub enum ResealError<E> {
 impl Store {
     /// Returns the sealed secret of the platform with this name, after storing `sealed` if there was none. Several
     /// servers that do this at once get the same.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn platform_secret(&self, name: &'static str, sealed: &str) -> Result<String, StoreError> {
         const WHAT: &str = "read a secret of the platform";
         let find = || sqlx::query("SELECT value_sealed AS value FROM platform_secrets WHERE name = $1").bind(name);

@@ -125,9 +125,6 @@ impl Store {
     }
 
     /// Sets the value of a secret, and returns its row; none when the team has no such secret.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn secret_update(
         &self,
         team: &TeamId,
@@ -152,9 +149,6 @@ impl Store {
     }
 
     /// A secret of a team; none when the team has no such secret.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn secret_find(&self, team: &TeamId, key: SecretKey<'_>) -> Result<Option<SecretRow>, StoreError> {
         key.check()?;
         let (id, name) = key.columns();
@@ -170,9 +164,6 @@ impl Store {
     }
 
     /// Deletes a secret with all that is stored of it, and returns its row; none when the team has no such secret.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn secret_delete(&self, team: &TeamId, key: SecretKey<'_>) -> Result<Option<SecretRow>, StoreError> {
         key.check()?;
         let (id, name) = key.columns();
@@ -187,9 +178,6 @@ impl Store {
     }
 
     /// Secrets of a team, newest first, after that with this time and id.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn secret_list(
         &self,
         team: &TeamId,
@@ -212,9 +200,6 @@ impl Store {
     }
 
     /// What differs after a change of any secret.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn secret_stamp(&self) -> Result<Stamp, StoreError> {
         let query = sqlx::query(
             "SELECT COUNT(*) AS total, CAST(COALESCE(SUM(updated_us % 1000000007 + version), 0) AS BIGINT) AS times \
@@ -225,9 +210,6 @@ impl Store {
     }
 
     /// Counts the secrets of a team.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn secret_count(&self, team: &TeamId) -> Result<u32, StoreError> {
         let query = sqlx::query("SELECT COUNT(*) AS value FROM secrets WHERE team_id = $1").bind(team.as_str());
         self.db.read_number("count secrets", query).await

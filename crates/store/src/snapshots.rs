@@ -144,9 +144,6 @@ async fn execute(tx: &mut Transaction, row: &'static str, query: Query) -> Resul
 
 impl Store {
     /// What a name of a snapshot stands for in a team.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn snapshot_name_use(&self, team: &TeamId, alias: &str) -> Result<NameUse, StoreError> {
         storable("template name", alias)?;
         let query = sqlx::query(NAMED).bind(team.as_str()).bind(alias);
@@ -155,9 +152,6 @@ impl Store {
     }
 
     /// The snapshots of a team that can be used, newest first: at most `limit`.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn snapshot_list(
         &self,
         team: &TeamId,

@@ -179,9 +179,6 @@ impl Store {
     }
 
     /// Removes every assignment of a tag of a template.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn tag_remove(&self, template: &TemplateId, tag: &str) -> Result<(), StoreError> {
         storable("tag", tag)?;
         let query = sqlx::query("DELETE FROM template_tags WHERE template_id = $1 AND tag = $2")
@@ -192,9 +189,6 @@ impl Store {
     }
 
     /// The newest assignment of each tag of a template to a build that is ready, in the order of the tags.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn tag_list(&self, template: &TemplateId) -> Result<Vec<TagRow>, StoreError> {
         let query = sqlx::query(
             "SELECT tag, build_id, created_us FROM (SELECT g.tag, g.build_id, g.created_us, \
@@ -210,9 +204,6 @@ impl Store {
     }
 
     /// How many tags of a template have a build that is ready.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn tag_count(&self, template: &TemplateId) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "SELECT COUNT(DISTINCT g.tag) AS value FROM template_tags g JOIN builds b ON b.id = g.build_id \
@@ -223,9 +214,6 @@ impl Store {
     }
 
     /// The tags of a template that have a build that is ready, in no particular order: at most [`TAGS_MAX`].
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn tag_summaries(&self, template: &TemplateId) -> Result<Vec<TagSummary>, StoreError> {
         let query = sqlx::query(
             "SELECT g.tag, MAX(g.created_us) AS latest_us FROM template_tags g JOIN builds b ON b.id = g.build_id \
@@ -237,9 +225,6 @@ impl Store {
 
     /// The history of a tag of a template, newest first: at most `limit` assignments to builds that are ready, those
     /// after the assignment with this time and number.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn tag_history(
         &self,
         template: &TemplateId,
@@ -265,9 +250,6 @@ impl Store {
     }
 
     /// The newest assignments of each of these tags to builds that are ready, at most `limit` of each, newest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn tag_histories(
         &self,
         template: &TemplateId,

@@ -79,18 +79,12 @@ impl Store {
     }
 
     /// The namespace of a team's templates; none when there is no such team.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn team_slug(&self, id: &TeamId) -> Result<Option<String>, StoreError> {
         let query = sqlx::query("SELECT slug AS value FROM teams WHERE id = $1").bind(id.as_str());
         self.db.read_optional("find a team", query).await
     }
 
     /// The team whose templates have that namespace.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn team_by_slug(&self, slug: &str) -> Result<Option<TeamRow>, StoreError> {
         storable("namespace", slug)?;
         let query = sqlx::query("SELECT id, name, created_us FROM teams WHERE slug = $1").bind(slug);
@@ -98,9 +92,6 @@ impl Store {
     }
 
     /// Returns the team with this name.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn team_by_name(&self, name: &str) -> Result<Option<TeamRow>, StoreError> {
         storable("team name", name)?;
         let query = sqlx::query("SELECT id, name, created_us FROM teams WHERE name = $1").bind(name);
@@ -108,18 +99,12 @@ impl Store {
     }
 
     /// Returns the team with this id.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn team_by_id(&self, id: &TeamId) -> Result<Option<TeamRow>, StoreError> {
         let query = sqlx::query("SELECT id, name, created_us FROM teams WHERE id = $1").bind(id.as_str());
         self.db.read_optional("find a team", query).await
     }
 
     /// Every team, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn team_list(&self) -> Result<Vec<TeamRow>, StoreError> {
         let query = sqlx::query("SELECT id, name, created_us FROM teams ORDER BY created_us, id");
         self.db.read_all("list teams", query).await
@@ -142,9 +127,6 @@ impl Store {
     }
 
     /// The users of a team, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn user_list(&self, team: &TeamId) -> Result<Vec<UserRow>, StoreError> {
         let query =
             sqlx::query("SELECT id, team_id, name, created_us FROM users WHERE team_id = $1 ORDER BY created_us, id")
@@ -153,9 +135,6 @@ impl Store {
     }
 
     /// Returns the user of a team with this name.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn user_by_name(&self, team: &TeamId, name: &str) -> Result<Option<UserRow>, StoreError> {
         storable("user name", name)?;
         let query = sqlx::query("SELECT id, team_id, name, created_us FROM users WHERE team_id = $1 AND name = $2")

@@ -189,9 +189,6 @@ impl Store {
     }
 
     /// Returns the template with this id, of any owner.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_by_id(&self, id: &TemplateId) -> Result<Option<TemplateRow>, StoreError> {
         let query =
             sqlx::query(concat!(template_columns!(), "WHERE t.id = $1 AND t.deleted_us IS NULL")).bind(id.as_str());
@@ -200,9 +197,6 @@ impl Store {
 
     /// The templates that a team may see, its own and the global ones, oldest first: all of them that are no snapshots, or only
     /// the one with that id.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_overviews(
         &self,
         team: &TeamId,
@@ -216,9 +210,6 @@ impl Store {
 
     /// The template that `name` stands for in a team: by an alias of the team, else by a global alias, else by its id.
     /// The template must be the team's own, global, or public.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_resolve(&self, team: &TeamId, name: &str) -> Result<Option<TemplateRow>, StoreError> {
         if storable("template name", name).is_err() {
             return Ok(None);
@@ -236,9 +227,6 @@ impl Store {
     }
 
     /// The template with that alias in a team, public or not.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_by_alias(&self, team: &TeamId, alias: &str) -> Result<Option<TemplateRow>, StoreError> {
         if storable("template name", alias).is_err() {
             return Ok(None);
@@ -254,9 +242,6 @@ impl Store {
     }
 
     /// Sets whether other teams can use a template. `false` when there is no such template.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_set_public(&self, id: &TemplateId, public: bool) -> Result<bool, StoreError> {
         let query = sqlx::query("UPDATE templates SET is_public = $2 WHERE id = $1 AND deleted_us IS NULL")
             .bind(id.as_str())
@@ -267,9 +252,6 @@ impl Store {
 
     /// Deletes a template unless a sandbox was created from it and exists: frees its aliases, and fails its builds that
     /// have not ended, which it returns. Its row stays, so that its id is not given to another.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_delete(&self, id: &TemplateId, now_us: i64) -> Result<Deleted, StoreError> {
         const WHAT: &str = "delete a template";
         let failed = |error: sqlx::Error| classify(&error, "template", WHAT);

@@ -90,9 +90,6 @@ impl Store {
     }
 
     /// The access tokens of a user, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn access_token_list(&self, user: &UserId) -> Result<Vec<AccessTokenRow>, StoreError> {
         let query = sqlx::query(
             "SELECT id, user_id, name, mask, value_length, created_us, last_used_us FROM access_tokens \
@@ -103,9 +100,6 @@ impl Store {
     }
 
     /// Returns the owner of the token with this hash; none if there is no such token.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn access_token_by_hash(&self, hash: &KeyHash) -> Result<Option<AccessTokenOwner>, StoreError> {
         let query = sqlx::query(
             "SELECT t.id AS id, t.user_id AS user_id, u.team_id AS team_id FROM access_tokens t \
@@ -116,9 +110,6 @@ impl Store {
     }
 
     /// Deletes an access token of a user. `false` when the user has no such token.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn access_token_delete(&self, user: &UserId, id: &str) -> Result<bool, StoreError> {
         storable("token ID", id)?;
         let query = sqlx::query("DELETE FROM access_tokens WHERE id = $1 AND user_id = $2")
@@ -132,9 +123,6 @@ impl Store {
     }
 
     /// Records a use of an access token, unless a later one is recorded.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn access_token_used(&self, id: &str, at_us: i64) -> Result<(), StoreError> {
         let query = sqlx::query(
             "UPDATE access_tokens SET last_used_us = $2 WHERE id = $1 AND COALESCE(last_used_us, $2 - 1) < $2",

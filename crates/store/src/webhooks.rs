@@ -229,9 +229,6 @@ impl Store {
     }
 
     /// Changes a webhook of a team, and returns its row; none when the team has no such webhook.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn webhook_update(
         &self,
         team: &TeamId,
@@ -266,9 +263,6 @@ impl Store {
     }
 
     /// A webhook of a team; none when the team has no such webhook.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn webhook_find(&self, team: &TeamId, id: &str) -> Result<Option<WebhookRow>, StoreError> {
         storable("webhook ID", id)?;
         let query = sqlx::query(concat!(
@@ -282,9 +276,6 @@ impl Store {
     }
 
     /// The webhooks of a team, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn webhook_list(&self, team: &TeamId) -> Result<Vec<WebhookRow>, StoreError> {
         let query = sqlx::query(concat!(
             "SELECT ",
@@ -296,9 +287,6 @@ impl Store {
     }
 
     /// Counts the webhooks of a team.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn webhook_count(&self, team: &TeamId) -> Result<u32, StoreError> {
         let query = sqlx::query("SELECT COUNT(*) AS value FROM webhooks WHERE team_id = $1").bind(team.as_str());
         self.db.read_number("count webhooks", query).await
@@ -333,9 +321,6 @@ impl Store {
     }
 
     /// The webhooks for which events wait.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn webhooks_waiting(&self) -> Result<Vec<WaitingWebhook>, StoreError> {
         let query = sqlx::query(
             "SELECT webhook_id, team_id, MIN(due_us) AS due_us FROM webhook_deliveries GROUP BY webhook_id, team_id \
@@ -345,9 +330,6 @@ impl Store {
     }
 
     /// The events that are due for a webhook at `now_us`, those that have waited longest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn deliveries_due(&self, webhook: &str, now_us: i64, limit: u32) -> Result<Vec<DeliveryRow>, StoreError> {
         let query = sqlx::query(
             "SELECT event_id, due_us, attempts FROM webhook_deliveries WHERE webhook_id = $1 AND due_us <= $2 \
@@ -360,9 +342,6 @@ impl Store {
     }
 
     /// Claims a delivery for an attempt of a node until `until_us`. Returns whether it was still as it had been read.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn delivery_claim(
         &self,
         webhook: &str,
@@ -385,9 +364,6 @@ impl Store {
     }
 
     /// Gives up all claims of a node, whose earlier process is gone, and returns how many.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn deliveries_recover(&self, node: &NodeId, now_us: i64) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "UPDATE webhook_deliveries SET claim = NULL, node_id = NULL, due_us = $2 \
@@ -399,9 +375,6 @@ impl Store {
     }
 
     /// What is sent where, of a delivery; none if the event is no longer kept, or the webhook is not enabled.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn delivery_shipment(&self, webhook: &str, event_id: &str) -> Result<Option<Shipment>, StoreError> {
         let query = sqlx::query(
             "SELECT w.url, w.secret_sealed, e.type_bit, e.body_json FROM webhooks w JOIN lifecycle_events e \
@@ -413,9 +386,6 @@ impl Store {
     }
 
     /// Gives up a claim: the delivery is due at `due_us`.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn delivery_release(&self, attempt_id: &str, key: (&str, &str), due_us: i64) -> Result<(), StoreError> {
         let query = sqlx::query(
             "UPDATE webhook_deliveries SET claim = NULL, due_us = $4 \
@@ -430,9 +400,6 @@ impl Store {
     }
 
     /// Removes a delivery of which there is nothing to send.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn delivery_drop(&self, webhook: &str, event_id: &str) -> Result<(), StoreError> {
         let query = sqlx::query("DELETE FROM webhook_deliveries WHERE webhook_id = $1 AND event_id = $2")
             .bind(webhook.to_owned())
@@ -489,9 +456,6 @@ impl Store {
     }
 
     /// The latest attempts to send something to a webhook, newest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn attempt_list(&self, webhook: &str, offset: i64, limit: u32) -> Result<Vec<AttemptRow>, StoreError> {
         let query = sqlx::query(
             "SELECT id, webhook_id, event_id, type_bit, attempt, at_us, duration_us, status, error, next_us \
@@ -505,9 +469,6 @@ impl Store {
 
     /// Removes at most `limit` attempts: those that began at `at_us` or before, and those that a webhook has beyond `keep`.
     /// Returns how many.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn attempt_purge(&self, at_us: i64, keep: u32, limit: u32) -> Result<u64, StoreError> {
         const WHAT: &str = "remove old attempts to send events";
         let old = sqlx::query(

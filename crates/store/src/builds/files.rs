@@ -32,18 +32,12 @@ impl FromColumns for FileRow {
 
 impl Store {
     /// The teams and hashes of the archives of all nodes.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_file_names(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
         let query = sqlx::query("SELECT DISTINCT team_id, hash AS value FROM template_files");
         self.db.read_all("list uploaded files", query).await
     }
 
     /// Whether a node has an archive of a team.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_file_exists(&self, team: &TeamId, hash: &str) -> Result<bool, StoreError> {
         storable("hash of files", hash)?;
         let query = sqlx::query("SELECT hash AS value FROM template_files WHERE team_id = $1 AND hash = $2 LIMIT 1")
@@ -76,9 +70,6 @@ impl NodeRows {
     }
 
     /// Finds an archive, and notes that it was used.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_file_find(
         &self,
         team: &TeamId,
@@ -99,9 +90,6 @@ impl NodeRows {
     }
 
     /// The size of all archives of a team on this node, in bytes.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_file_total(&self, team: &TeamId) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "SELECT CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS value FROM template_files \
@@ -113,9 +101,6 @@ impl NodeRows {
     }
 
     /// The size of all archives of each team on this node, in bytes.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_file_totals(&self) -> Result<Vec<(TeamId, u64)>, StoreError> {
         let query = sqlx::query(
             "SELECT team_id, CAST(SUM(bytes) AS BIGINT) AS value FROM template_files WHERE node_id = $1 GROUP BY team_id",
@@ -125,9 +110,6 @@ impl NodeRows {
     }
 
     /// Removes the row of an archive that was not used since a time, and returns it; none if there is no such row.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn template_file_take_unused(&self, unused_since_us: i64) -> Result<Option<FileRow>, StoreError> {
         let query = sqlx::query(concat!(
             "DELETE FROM template_files WHERE node_id = ",

@@ -114,9 +114,6 @@ impl FromColumns for BuildJob {
 
 impl Store {
     /// What a client sent when it requested the build, besides what has a column; none if nothing.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_request_json(&self, id: &BuildId) -> Result<Option<String>, StoreError> {
         let query = sqlx::query("SELECT request_json AS value FROM builds WHERE id = $1 AND request_json IS NOT NULL")
             .bind(id.as_str());
@@ -124,9 +121,6 @@ impl Store {
     }
 
     /// Fails a build that was not started, because it cannot begin. `false` when it was started or has ended.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_refuse(
         &self,
         template: &TemplateId,
@@ -148,9 +142,6 @@ impl Store {
     }
 
     /// Fails a build that has not ended, at the request of its owner. `false` when there is none, or it has ended.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_cancel(
         &self,
         template: &TemplateId,
@@ -171,9 +162,6 @@ impl Store {
     }
 
     /// Fails the builds that have waited since before `since_us`, for their client or for their turn.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_expire_waiting(&self, since_us: i64, now_us: i64, reason: &str) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "UPDATE builds SET status = 'failed', reason = $3, finished_us = $2, registry_sealed = NULL \
@@ -189,9 +177,6 @@ impl Store {
 impl NodeRows {
     /// Starts a build of a template on this node, and cancels those of the template that are started and share a tag.
     /// [`Change::Stale`] when it was started already or has ended.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_start(
         &self,
         template: &TemplateId,
@@ -261,9 +246,6 @@ impl NodeRows {
     }
 
     /// Begins the build of this node that was started first and waits for its turn; none if there is none.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_begin_next(&self, now_us: i64) -> Result<Option<BuildJob>, StoreError> {
         const WHAT: &str = "begin a build";
         let query = sqlx::query(concat!(
@@ -286,9 +268,6 @@ impl NodeRows {
     }
 
     /// Ends a build in progress. `false` when it has ended before.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_end(&self, id: &BuildId, end: &BuildEnd, now_us: i64) -> Result<bool, StoreError> {
         let query = match end {
             BuildEnd::Ready {
@@ -330,9 +309,6 @@ impl NodeRows {
 
     /// Makes a requested build ready without running it, because its result was imported. `false` when it was started
     /// or has ended.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_import(
         &self,
         id: &BuildId,
@@ -360,9 +336,6 @@ impl NodeRows {
 
     /// After a restart: the builds of this node that were in progress wait for their turn again, and those that were
     /// begun more than `most` times fail. Returns how many wait.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_requeue(&self, most: u32, now_us: i64, reason: &str) -> Result<u64, StoreError> {
         let fail = sqlx::query(concat!(
             "UPDATE builds SET status = 'failed', reason = $3, finished_us = $4, registry_sealed = NULL \
@@ -387,9 +360,6 @@ impl NodeRows {
     }
 
     /// Lists the builds of this node that are in progress.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_list_building(&self) -> Result<Vec<BuildId>, StoreError> {
         let query = sqlx::query("SELECT id AS value FROM builds WHERE node_id = $1 AND status = 'building'")
             .bind(self.node.as_str());

@@ -117,9 +117,6 @@ impl Store {
     }
 
     /// The size of the log of a build.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_log_size(&self, build: &BuildId) -> Result<BuildLogSize, StoreError> {
         let query = sqlx::query(
             "SELECT COALESCE(MAX(seq), 0) AS last_seq, CAST(COALESCE(SUM(LENGTH(message)), 0) AS BIGINT) AS bytes \
@@ -131,9 +128,6 @@ impl Store {
     }
 
     /// Entries of the log of a build, in the order of the query.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn build_log_list(&self, build: &BuildId, query: &BuildLogQuery) -> Result<Vec<BuildLogRow>, StoreError> {
         let sql = if query.is_backward {
             "SELECT seq, at_us, level, step, message FROM build_logs WHERE build_id = $1 AND level >= $2 \

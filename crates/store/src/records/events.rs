@@ -235,9 +235,6 @@ macro_rules! list_sql {
 
 impl Store {
     /// Events of a team, in JSON, in the order of their times.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn event_list(&self, team: &TeamId, query: &EventQuery) -> Result<Vec<String>, StoreError> {
         const OF_SANDBOX: bool = true;
         let sql = match (query.sandbox_id.is_some(), query.is_ascending) {
@@ -258,9 +255,6 @@ impl Store {
     }
 
     /// Removes at most `limit` events that happened at `at_us` or before, oldest first, and returns how many.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn event_purge(&self, at_us: i64, limit: u32) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "DELETE FROM lifecycle_events WHERE id IN \
@@ -272,9 +266,6 @@ impl Store {
     }
 
     /// How much the events of each team take, largest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn event_sizes(&self) -> Result<Vec<EventSize>, StoreError> {
         let query = sqlx::query(
             "SELECT team_id, CAST(SUM(bytes) AS BIGINT) AS bytes FROM lifecycle_events GROUP BY team_id \
@@ -284,9 +275,6 @@ impl Store {
     }
 
     /// Removes at most `limit` events of a team, oldest first, and returns how many.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn event_evict(&self, team: &TeamId, limit: u32) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "DELETE FROM lifecycle_events WHERE id IN \

@@ -289,9 +289,6 @@ impl FromColumns for LogRest {
 
 impl Store {
     /// Entries of a log. A log that does not exist is empty.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn log_list(
         &self,
         team: &TeamId,
@@ -321,9 +318,6 @@ impl Store {
 
     /// Trims a log to its newest entries: at most `entries`, of at most `bytes` together. Long operations run on a
     /// reader or in slices, so that the writer is never held for long; nothing else changes old entries in between.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn log_trim(
         &self,
         team: &TeamId,
@@ -385,9 +379,6 @@ impl Store {
     }
 
     /// The accounted size of all logs, in bytes.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn log_total(&self) -> Result<u64, StoreError> {
         let query = sqlx::query("SELECT CAST(COALESCE(SUM(log_bytes), 0) AS BIGINT) AS value FROM sandbox_records");
         self.db.read_number("add up the logs", query).await
@@ -395,9 +386,6 @@ impl Store {
 
     /// Removes the logs of the sandboxes that ended first, about `limit` entries in all, and returns their accounted
     /// size in bytes; none when no sandbox with a log has ended.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn log_evict(&self, limit: u32) -> Result<Option<u64>, StoreError> {
         let oldest = sqlx::query(
             "SELECT team_id, sandbox_id, log_entries, log_bytes FROM sandbox_records WHERE ended_us IS NOT NULL \
@@ -435,9 +423,6 @@ impl Store {
     }
 
     /// The largest log; none when there are no logs.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn log_largest(&self) -> Result<Option<LogSize>, StoreError> {
         let query = sqlx::query(
             "SELECT team_id, sandbox_id, log_entries, log_bytes FROM sandbox_records \
@@ -448,9 +433,6 @@ impl Store {
 
     /// Removes at most `limit` entries of sandboxes that ended by `ended_us`, in the order of their ends, and returns
     /// the number of removed rows; 0 when there is nothing left to remove.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn log_purge(&self, ended_us: i64, limit: u32) -> Result<u64, StoreError> {
         const WHAT: &str = "remove old logs";
         let entries = sqlx::query(

@@ -69,9 +69,6 @@ pub(super) fn insert(usage: &NewTeamUsage) -> Result<Query, StoreError> {
 
 impl Store {
     /// What a team used in the minutes that began between two times, both included, oldest first.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn team_usage(&self, team: &TeamId, from_us: i64, to_us: i64) -> Result<Vec<TeamUsage>, StoreError> {
         let query = sqlx::query(
             "SELECT at_us, CAST(SUM(sandboxes) AS BIGINT) AS sandboxes, CAST(SUM(starts) AS BIGINT) AS starts FROM \
@@ -86,9 +83,6 @@ impl Store {
     }
 
     /// Removes at most `limit` minutes that began at `at_us` or before, oldest first, and returns how many.
-    ///
-    /// # Errors
-    /// When the database fails.
     pub async fn team_usage_purge(&self, at_us: i64, limit: u32) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "DELETE FROM team_usage WHERE (team_id, at_us, node_id, process) IN \

@@ -69,7 +69,8 @@ struct Series {
     resumes: Counts,
     webhook_attempts: Counts,
     expiry_lateness: Histogram,
-    proxied: Counts,
+    /// By status class; found once, because there are many.
+    proxied: [Counter; CLASSES.len()],
     connections: Gauge,
     client_connections: Gauge,
     connections_refused: Counter,
@@ -192,7 +193,7 @@ impl Metrics {
 
     /// Counts an answered request to a sandbox.
     pub(crate) fn proxy_request(&self, status: u16) {
-        self.series.proxied.add(CLASSES[class(status)], 1);
+        self.series.proxied[class(status)].inc();
     }
 
     /// Takes over the node's counts of its measures against a full disk.
@@ -369,13 +370,11 @@ impl Series {
                 "Time from the deadline of a sandbox until it was ended completely",
                 durations(),
             ),
-            proxied: Counts::register(
-                registry,
-                "proxy_requests",
-                "Requests to sandboxes, by status class",
-                "status",
-                CLASSES,
-            ),
+            proxied: {
+                let family: Family<Labels, Counter> =
+                    series(registry, "proxy_requests", "Requests to sandboxes, by status class");
+                CLASSES.map(|class| family.get_or_create_owned(&[("status", class)]))
+            },
             connections: series(registry, "proxy_connections", "Open connections to sandboxes"),
             client_connections: series(registry, "client_connections", "Open connections of clients"),
             connections_refused: series(

@@ -23,7 +23,6 @@ use self::transaction::{WRITE, execute};
 pub use self::usage::{NewTeamUsage, TeamUsage};
 use crate::Store;
 use crate::error::{Failure, StoreError, classify};
-use crate::row::{Columns, FromColumns};
 
 /// Records to write, of any number of sandboxes.
 #[derive(Debug, Default)]

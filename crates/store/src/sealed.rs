@@ -7,7 +7,6 @@ use sqlx::any::AnyRow;
 
 use crate::Store;
 use crate::error::{StoreError, classify};
-use crate::row::{Columns, FromColumns};
 
 /// A column that holds sealed text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

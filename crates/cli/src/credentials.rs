@@ -4,7 +4,6 @@
 //! hold nothing a shell would expand, so they stand without quotes, which every reader of such files understands.
 
 use std::fmt::{self, Write as _};
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -73,12 +72,7 @@ impl Credentials {
     /// # Errors
     /// When the file is there and cannot be read.
     pub(crate) fn read(dir: &DataDir) -> Result<Option<Self>> {
-        let path = dir.path().join(FILE);
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Ok(Some(Self::parse(&text))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
-        }
+        Ok(dir.read_text(FILE)?.map(|text| Self::parse(&text)))
     }
 
     fn parse(text: &str) -> Self {

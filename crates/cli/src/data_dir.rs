@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use runtime::files::if_there;
 use runtime::identity::ProcessIdentity;
 use rustix::fs::FlockOperation;
+use secrecy::zeroize::Zeroizing;
 
 /// Name of the file whose lock says that a process works on the directory, and whose content says which.
 pub(crate) const LOCK_FILE: &str = "lock";
@@ -88,12 +90,8 @@ impl DataDir {
     /// # Errors
     /// When it holds something else, belongs to another user, or the system refuses.
     pub(crate) fn prepare(path: &Path) -> Result<Self> {
-        let existing = match fs::metadata(path) {
-            Ok(metadata) => Some(metadata),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error).with_context(|| format!("open the data directory {}", path.display())),
-        };
-        match existing {
+        let existing = if_there(fs::metadata(path));
+        match existing.with_context(|| format!("open the data directory {}", path.display()))? {
             None => {
                 if let Some(parent) = path.parent() {
                     fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
@@ -146,12 +144,10 @@ impl DataDir {
     /// # Errors
     /// When there is none, or it is not ours.
     pub(crate) fn existing(path: &Path) -> Result<Self> {
-        match fs::metadata(path.join(LOCK_FILE)) {
-            Ok(_) => Ok(Self { path: path.to_owned() }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!("there is no data directory of ringfence at {}", path.display())
-            }
-            Err(error) => Err(error).with_context(|| format!("open the data directory {}", path.display())),
+        let lock = if_there(fs::metadata(path.join(LOCK_FILE)));
+        match lock.with_context(|| format!("open the data directory {}", path.display()))? {
+            Some(_) => Ok(Self { path: path.to_owned() }),
+            None => bail!("there is no data directory of ringfence at {}", path.display()),
         }
     }
 
@@ -241,12 +237,28 @@ impl DataDir {
     /// When the system refuses.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         let path = self.path.join(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("remove {}", path.display()))
-            }
-            _ => Ok(()),
-        }
+        if_there(fs::remove_file(&path)).with_context(|| format!("remove {}", path.display()))?;
+        Ok(())
+    }
+
+    /// Reads a file of the data directory, which may be a secret; none if there is no such file.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub(crate) fn read(&self, name: impl AsRef<Path>) -> Result<Option<Zeroizing<Vec<u8>>>> {
+        let path = self.path.join(name);
+        let content = if_there(fs::read(&path)).with_context(|| format!("read {}", path.display()))?;
+        Ok(content.map(Zeroizing::new))
+    }
+
+    /// As [`Self::read`], of a text.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read, or is no text.
+    pub(crate) fn read_text(&self, name: &str) -> Result<Option<Zeroizing<String>>> {
+        let path = self.path.join(name);
+        let text = if_there(fs::read_to_string(&path)).with_context(|| format!("read {}", path.display()))?;
+        Ok(text.map(Zeroizing::new))
     }
 }
 
@@ -260,10 +272,7 @@ pub(crate) fn write_and_rename(path: &Path, mode: u32, content: &[u8]) -> io::Re
     };
     let temporary = parent.join(format!(".{}.new", name.display()));
     // One left over by a crash would keep its own mode.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    if_there(fs::remove_file(&temporary))?;
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)

@@ -14,13 +14,13 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use model::secret::Secret;
+use runtime::files::if_there;
 use serde_json::Value;
 use server::seal::{SealError, Sealer};
 use sha2::Sha256;
@@ -76,13 +76,11 @@ pub(crate) fn parse(text: &str) -> Option<Key> {
 
 /// Reads the key of a file; none if there is no such file.
 fn read(path: &Path) -> Result<Option<Key>> {
-    match fs::read_to_string(path) {
-        Ok(text) => parse(&text)
-            .map(Some)
-            .with_context(|| format!("{} must contain exactly 64 hexadecimal characters", path.display())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
-    }
+    let text = if_there(fs::read_to_string(path)).with_context(|| format!("read {}", path.display()))?;
+    let Some(text) = text else { return Ok(None) };
+    let key = parse(&text);
+    key.map(Some)
+        .with_context(|| format!("{} must contain exactly 64 hexadecimal characters", path.display()))
 }
 
 fn derive(key: &Key, label: &str) -> Key {

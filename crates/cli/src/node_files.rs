@@ -3,9 +3,6 @@
 //!
 //! Private keys have the mode 0600, in a directory that only its owner can enter, as the master key has.
 
-use std::fs;
-use std::io;
-
 use anyhow::{Context, Result, bail};
 use link::{Address, Authority, Credentials};
 use model::id::NodeId;
@@ -82,7 +79,7 @@ pub(crate) fn require(dir: &DataDir, role: Role) -> Result<()> {
 /// When its files cannot be read or written, or have something else.
 pub(crate) fn authority(dir: &DataDir) -> Result<Authority> {
     dir.make_directory(SERVER)?;
-    let key = match read(dir, AUTHORITY_KEY)? {
+    let key = match dir.read_text(AUTHORITY_KEY)? {
         Some(key) => key,
         None if dir.path().join(AUTHORITY).exists() => bail!(
             "{} is missing: restore it, or remove {} as well, and make all nodes join again",
@@ -95,7 +92,7 @@ pub(crate) fn authority(dir: &DataDir) -> Result<Authority> {
             key
         }
     };
-    let certificate = match read(dir, AUTHORITY)? {
+    let certificate = match dir.read_text(AUTHORITY)? {
         Some(certificate) => certificate,
         None => {
             let made = Authority::make_certificate(&key)?;
@@ -111,7 +108,7 @@ pub(crate) fn authority(dir: &DataDir) -> Result<Authority> {
 /// # Errors
 /// When the file cannot be read, or has something else.
 pub(crate) fn joined(dir: &DataDir) -> Result<Option<Joined>> {
-    let Some(text) = read(dir, NODE)? else {
+    let Some(text) = dir.read_text(NODE)? else {
         return Ok(None);
     };
     // Without the parser's reason, which could quote what it read.
@@ -160,17 +157,9 @@ pub(crate) fn keep(dir: &DataDir, joined: &Joined) -> Result<NodeId> {
     Ok(node)
 }
 
-fn read(dir: &DataDir, name: &str) -> Result<Option<Zeroizing<String>>> {
-    let path = dir.path().join(name);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(Zeroizing::new(text))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::MetadataExt as _;
 
     use super::*;

@@ -61,11 +61,8 @@ impl Location {
 /// When the file cannot be read or written, or holds something else.
 pub(crate) fn load(dir: &DataDir, _lock: &Lock, has_own_database: bool) -> Result<NodeIdentity> {
     let path = dir.path().join(FILE);
-    let found: Option<Record> = match fs::read(&path) {
-        Ok(bytes) => Some(serde_json::from_slice(&bytes).with_context(|| format!("read {}", path.display()))?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
-    };
+    let found = dir.read(FILE)?.map(|bytes| serde_json::from_slice(&bytes));
+    let found: Option<Record> = found.transpose().with_context(|| format!("read {}", path.display()))?;
     let place = Location::of(dir).context("find out where the data directory is")?;
     let record = match found {
         Some(found) if has_own_database || found.place == place => found,

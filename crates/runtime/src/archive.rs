@@ -31,7 +31,7 @@ use crate::commit::copy::Copy;
 use crate::commit::failure::Failure;
 use crate::commit::tree::{Nothing, Sink, Walk};
 use crate::commit::{OPEN_FILES, write_out};
-use crate::files::{open_dir, open_dir_at};
+use crate::files::{if_there, open_dir, open_dir_at};
 use crate::layers::Layers;
 use crate::rootfs::Part;
 use crate::seccomp;
@@ -126,10 +126,8 @@ fn unpack(socket: &OwnedFd, layers: OwnedFd, order: &wire::Unpack, from: OwnedFd
 fn read_stored<S: Sink>(layer: &OwnedFd, sink: S, budget: &Budget<'_>) -> Result<(LayerId, u64, S), Failure> {
     let mut walk = Walk::begin(sink, budget, true);
     for part in [Part::Root, Part::Usr] {
-        match open_dir_at(layer.as_fd(), part.as_str()) {
-            Ok(tree) => walk.tree(part, vec![tree], true)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error.into()),
+        if let Some(tree) = if_there(open_dir_at(layer.as_fd(), part.as_str()))? {
+            walk.tree(part, vec![tree], true)?;
         }
     }
     Ok(walk.finish())

@@ -1,4 +1,4 @@
-//! Small file operations relative to open directories.
+//! Small file operations, most of them relative to open directories.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,6 +6,17 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
+
+/// The outcome of an operation on something that may not be there; none if it is not.
+///
+/// # Errors
+/// When the operation failed for another reason.
+pub fn if_there<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
 
 /// Opens a directory as the base of relative paths.
 pub(crate) fn open_dir(path: &Path) -> io::Result<OwnedFd> {

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::id::{DiskId, SandboxId};
 
+use crate::files::if_there;
 use crate::stored::KeptDisk;
 
 const DIRECTORY: &str = "kept";
@@ -205,9 +206,8 @@ impl KeptDisks {
     pub(crate) fn forget(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
         let removed = self.dir.join(format!("{REMOVED}{disk}"));
         // Renamed first, so that it counts as forgotten from one moment on.
-        match fs::rename(self.path(id, disk), &removed) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            renamed => renamed?,
+        if if_there(fs::rename(self.path(id, disk), &removed))?.is_none() {
+            return Ok(());
         }
         fs::remove_dir_all(removed)
     }
@@ -266,17 +266,11 @@ fn remove_later(path: &Path) {
 }
 
 fn remove_all(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    if_there(fs::remove_dir_all(path)).map(drop)
 }
 
 fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    if_there(fs::remove_file(path)).map(drop)
 }
 
 /// Writes out a directory, or a file.

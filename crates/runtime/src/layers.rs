@@ -23,6 +23,7 @@ use model::id::{DiskId, LayerId};
 use parking_lot::Mutex;
 use protocol::node::LayerInfo;
 
+use crate::files::if_there;
 use crate::rootfs::Rootfs;
 
 /// Beginning of the names of layers that are not complete.
@@ -127,9 +128,8 @@ impl Layers {
     /// When the directory cannot be written.
     pub(crate) fn remove(&self, layer: &LayerId) -> io::Result<()> {
         let removed = format!("{REMOVED}{:016x}-{layer}", random()?);
-        match fs::rename(self.dir.join(layer.as_str()), self.dir.join(removed)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            renamed => renamed?,
+        if if_there(fs::rename(self.dir.join(layer.as_str()), self.dir.join(removed)))?.is_none() {
+            return Ok(());
         }
         // The name is lost before the content is, also after a power failure.
         fs::File::open(&self.dir)?.sync_all()?;
@@ -180,10 +180,7 @@ impl Layers {
     }
 
     fn delete(&self, name: &str) -> io::Result<()> {
-        match fs::remove_dir_all(self.dir.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        if_there(fs::remove_dir_all(self.dir.join(name))).map(drop)
     }
 
     /// The layers that disks use.
@@ -192,12 +189,9 @@ impl Layers {
         for entry in fs::read_dir(&self.disks)? {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == RECORD) {
-                match fs::read(&path) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    text => {
-                        let rootfs: Rootfs = serde_json::from_slice(&text?)?;
-                        used.extend(rootfs.stored().map(|(layer, _)| layer.clone()));
-                    }
+                if let Some(text) = if_there(fs::read(&path))? {
+                    let rootfs: Rootfs = serde_json::from_slice(&text)?;
+                    used.extend(rootfs.stored().map(|(layer, _)| layer.clone()));
                 }
             }
         }
@@ -232,9 +226,9 @@ impl Layers {
     /// # Errors
     /// When its record cannot be read.
     pub(crate) fn rootfs_of(&self, disk: &DiskId) -> io::Result<Rootfs> {
-        match fs::read(self.record(disk)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Rootfs::base()),
-            text => Ok(serde_json::from_slice(&text?)?),
+        match if_there(fs::read(self.record(disk)))? {
+            Some(text) => Ok(serde_json::from_slice(&text)?),
+            None => Ok(Rootfs::base()),
         }
     }
 
@@ -243,10 +237,9 @@ impl Layers {
     /// # Errors
     /// When the data directory cannot be written.
     pub(crate) fn write_out(&self, disk: &DiskId) -> io::Result<()> {
-        match fs::File::open(self.record(disk)) {
-            // `base` has no record.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            record => record?.sync_all()?,
+        // `base` has no record.
+        if let Some(record) = if_there(fs::File::open(self.record(disk)))? {
+            record.sync_all()?;
         }
         fs::File::open(&self.disks)?.sync_all()
     }
@@ -256,10 +249,7 @@ impl Layers {
     /// # Errors
     /// When the data directory cannot be written.
     pub(crate) fn forget(&self, disk: &DiskId) -> io::Result<()> {
-        match fs::remove_file(self.record(disk)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        if_there(fs::remove_file(self.record(disk))).map(drop)
     }
 
     /// Forgets the file systems of all disks but these.
@@ -275,10 +265,7 @@ impl Layers {
             };
             let is_record = rest == RECORD || rest == "rootfs.new";
             if is_record && !keep.iter().any(|kept| kept.as_str() == disk) {
-                match fs::remove_file(self.disks.join(&*name)) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    removed => removed?,
-                }
+                if_there(fs::remove_file(self.disks.join(&*name)))?;
             }
         }
         Ok(())

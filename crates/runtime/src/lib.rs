@@ -34,7 +34,7 @@ pub mod driver;
 pub mod egress;
 pub mod environment;
 mod figures;
-mod files;
+pub mod files;
 pub mod growth;
 mod holders;
 pub mod identity;

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use model::id::{BuildId, DiskId};
 
+use crate::files::if_there;
 use crate::kept::sync;
 
 const DIRECTORY: &str = "memories";
@@ -122,9 +123,8 @@ impl Memories {
     pub(crate) fn remove(&self, memory: &Memory) -> io::Result<()> {
         let removed = self.dir.join(format!("{REMOVED}{}", memory.disk));
         // Renamed first, so that it is complete or does not count.
-        match fs::rename(&memory.path, &removed) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            renamed => renamed?,
+        if if_there(fs::rename(&memory.path, &removed))?.is_none() {
+            return Ok(());
         }
         sync(&self.dir)?;
         fs::remove_dir_all(removed)

@@ -22,7 +22,7 @@ use rustix::mount::MountPropagationFlags;
 
 use crate::commit::OPEN_FILES;
 use crate::disk::{self, Loops};
-use crate::files::{open_dir, open_dir_at};
+use crate::files::{if_there, open_dir, open_dir_at};
 use crate::sys;
 use crate::wire::{self, Reply, Request};
 
@@ -68,9 +68,8 @@ fn rebase(data: BorrowedFd<'_>, disk: &DiskId, platform: BorrowedFd<'_>) -> io::
         let upper = open_below(mount.as_fd(), &name)?;
         walk.strip(open_dir_at(upper.as_fd(), "upper")?)?;
         // The kernel makes the other directory in `work` anew at every mount.
-        match open_dir_at(upper.as_fd(), "work/index") {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            index => walk.empty(&index?)?,
+        if let Some(index) = if_there(open_dir_at(upper.as_fd(), "work/index"))? {
+            walk.empty(&index)?;
         }
     }
     Ok(rustix::fs::syncfs(&mount)?)

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
+use crate::files::if_there;
 use crate::slot::{BLOCKS_PER_REGION, Block, Region, path_hash};
 
 /// Directory of the registry.
@@ -423,10 +424,7 @@ fn is_stale(entry: &Path, is_used: bool) -> io::Result<bool> {
 }
 
 fn remove_if_there(entry: &Path) -> io::Result<()> {
-    match fs::remove_file(entry) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    if_there(fs::remove_file(entry)).map(drop)
 }
 
 /// The first id on the host of the ids of a process; none if it has those of the host.

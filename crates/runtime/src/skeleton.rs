@@ -13,6 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::base::{AGENT, HOST_NAME, hosts, resolver};
+use crate::files::if_there;
 use crate::rootfs::Skeleton;
 
 /// Version of the content.
@@ -65,10 +66,8 @@ pub(crate) fn create(data_dir: &Path) -> io::Result<()> {
         return Ok(());
     }
     let unfinished = path.with_file_name(UNFINISHED);
-    match fs::remove_dir_all(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => fs::create_dir_all(&unfinished)?,
-    }
+    if_there(fs::remove_dir_all(&unfinished))?;
+    fs::create_dir_all(&unfinished)?;
     let (top, bottom) = (
         unfinished.join(name(Skeleton::Top)),
         unfinished.join(name(Skeleton::Bottom)),

@@ -23,6 +23,7 @@ use protocol::node::{LayerInfo, MemoryInfo};
 use crate::checkpoint::About;
 use crate::checkpoint::agents::Agents;
 use crate::checkpoint::sums::Compared;
+use crate::files::if_there;
 use crate::kept::KeptDisks;
 use crate::launchers::Helpers;
 use crate::layers::Layers;
@@ -136,10 +137,8 @@ impl Storage {
     pub fn remove_disk(&self, disk: &DiskId) -> io::Result<()> {
         self.bases.lock().remove(disk);
         self.forks.lock().remove(disk);
-        match fs::remove_file(self.disk_path(disk)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => self.layers.forget(disk),
-        }
+        if_there(fs::remove_file(self.disk_path(disk)))?;
+        self.layers.forget(disk)
     }
 
     /// Removes every disk that is neither in `keep` nor the memory of a snapshot, with what is kept beside it.
@@ -156,11 +155,8 @@ impl Storage {
             let path = entry.path();
             let is_disk = path.extension().is_some_and(|extension| extension == "img");
             if (is_disk && !kept.contains(&path)) || disk::is_spare(&entry.file_name()) {
-                match fs::remove_file(path) {
-                    // A launcher has just used or removed its spare one.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    removed => removed?,
-                }
+                // A launcher may have just used or removed its spare one.
+                if_there(fs::remove_file(path))?;
             }
         }
         self.kept.forget_all_but(&keep)?;

@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use model::id::{BuildId, LayerId, NodeId};
 use model::lifecycle::{Kept, State};
 use runtime::backup::{files_of_kept, files_of_memory, walk};
+use runtime::files::if_there;
 use serde_json::Value;
 use store::Store;
 use store::nodes::NodeRows;
@@ -317,10 +318,8 @@ impl Backup<'_> {
         let mut files: Vec<PathBuf> = names.map(PathBuf::from).to_vec();
         files.extend(master_key::files().map(PathBuf::from));
         for directory in DIRECTORIES {
-            match walk(self.dir.path(), &self.dir.path().join(directory), &mut files) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                walked => walked.with_context(|| format!("read {directory}"))?,
-            }
+            let walked = walk(self.dir.path(), &self.dir.path().join(directory), &mut files);
+            if_there(walked).with_context(|| format!("read {directory}"))?;
         }
         let is_unfinished = |path: &Path| {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -328,11 +327,8 @@ impl Backup<'_> {
         };
         files.retain(|path| !is_unfinished(path));
         for path in files {
-            match self.copy_data(&path).await {
-                // It is not there in every configuration, or a certificate was renewed meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                copied => copied.with_context(|| format!("copy {}", path.display()))?,
-            }
+            // It is not there in every configuration, or a certificate was renewed meanwhile.
+            if_there(self.copy_data(&path).await).with_context(|| format!("copy {}", path.display()))?;
         }
         let key = Path::new(DATA).join(master_key::MASTER_FILE);
         self.manifest.has_master_key =

@@ -15,6 +15,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use runtime::files::if_there;
 use serde::{Deserialize, Serialize};
 
 use super::copy::Copied;
@@ -143,14 +144,11 @@ impl Manifest {
             format: u32,
         }
         let path = backup.join(MANIFEST);
-        let size = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                bail!("{} is not a complete backup: it has no {MANIFEST}", backup.display())
-            }
-            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+        let metadata = if_there(fs::metadata(&path)).with_context(|| format!("read {}", path.display()))?;
+        let Some(metadata) = metadata else {
+            bail!("{} is not a complete backup: it has no {MANIFEST}", backup.display());
         };
-        if size > MANIFEST_MAX {
+        if metadata.len() > MANIFEST_MAX {
             bail!("{} is too large for a manifest", path.display());
         }
         let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;

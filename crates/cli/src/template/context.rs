@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use dockerfile::{Copy, Escape, Ignore, Source};
+use runtime::files::if_there;
 
 use super::tar::Archive;
 
@@ -44,13 +44,10 @@ impl Context {
         own.push(".dockerignore");
         let mut ignore = Ignore::default();
         for path in [PathBuf::from(own), root.join(".dockerignore")] {
-            match fs::read_to_string(&path) {
-                Ok(text) => {
-                    ignore = Ignore::parse(&text).with_context(|| path.display().to_string())?;
-                    break;
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+            let text = if_there(fs::read_to_string(&path)).with_context(|| format!("read {}", path.display()))?;
+            if let Some(text) = text {
+                ignore = Ignore::parse(&text).with_context(|| path.display().to_string())?;
+                break;
             }
         }
         Ok(Self { root, ignore })

@@ -15,7 +15,7 @@ mod tests;
 
 mod hook;
 
-use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -111,14 +111,13 @@ impl Keeper {
     }
 
     fn read(&self) -> Result<Option<Stored>> {
-        let path = self.dir.path().join(&self.place).join(CERTIFICATE);
-        let content = match std::fs::read(&path) {
-            Ok(content) => Zeroizing::new(content),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+        let name = Path::new(&self.place).join(CERTIFICATE);
+        let Some(content) = self.dir.read(&name)? else {
+            return Ok(None);
         };
         let stored = Stored::parse(&content);
         if stored.is_none() {
+            let path = self.dir.path().join(name);
             tracing::warn!("{} is damaged: asking for another certificate", path.display());
         }
         Ok(stored)

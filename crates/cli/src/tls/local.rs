@@ -9,7 +9,6 @@
 //! Python's strict checks want an authority key identifier, Go wants names in the extension and not in the subject,
 //! and Apple's clients refuse certificates that are valid for longer than 397 days.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -65,7 +64,7 @@ pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Resul
         }
     }
     let host = host_of(domain);
-    let authority = read(dir, AUTHORITY)?;
+    let authority = dir.read(AUTHORITY)?;
     if let Some(pair) = present(dir, authority.as_ref().map(|pem| pem.as_slice()), host, now)? {
         return Ok(pair);
     }
@@ -104,18 +103,9 @@ pub(super) fn certificate(dir: &DataDir, domain: &str, now: SystemTime) -> Resul
     })
 }
 
-fn read(dir: &DataDir, name: &str) -> Result<Option<Zeroizing<Vec<u8>>>> {
-    let path = dir.path().join(name);
-    match std::fs::read(&path) {
-        Ok(content) => Ok(Some(Zeroizing::new(content))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
-    }
-}
-
 /// The certificate of an earlier start, if clients accept it and it does not expire soon.
 fn present(dir: &DataDir, authority: Option<&[u8]>, host: &str, now: SystemTime) -> Result<Option<Pair>> {
-    let (Some(authority), Some(certificate), Some(key)) = (authority, read(dir, CERTIFICATE)?, read(dir, KEY)?) else {
+    let (Some(authority), Some(certificate), Some(key)) = (authority, dir.read(CERTIFICATE)?, dir.read(KEY)?) else {
         return Ok(None);
     };
     // A clock that went back makes it one of the future.
@@ -130,7 +120,7 @@ fn present(dir: &DataDir, authority: Option<&[u8]>, host: &str, now: SystemTime)
 }
 
 fn authority_key(dir: &DataDir, was_there: bool) -> Result<KeyPair> {
-    if let Some(pem) = read(dir, AUTHORITY_KEY)? {
+    if let Some(pem) = dir.read(AUTHORITY_KEY)? {
         let path = dir.path().join(AUTHORITY_KEY);
         let text = std::str::from_utf8(&pem).ok();
         // Without the parser's reason, which could quote what it read.

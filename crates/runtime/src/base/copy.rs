@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use crate::files::if_there;
+
 /// Marker of files with private keys, in every text format.
 const PRIVATE: &[u8] = b"PRIVATE KEY";
 
@@ -15,22 +17,15 @@ pub(super) fn create_dir(path: &Path, mode: u32) -> io::Result<()> {
 
 /// Writes a file, replacing an existing one: a link is replaced, not followed.
 pub(super) fn put(path: &Path, mode: u32, content: impl AsRef<[u8]>) -> io::Result<()> {
-    remove(path)?;
+    if_there(fs::remove_file(path))?;
     fs::write(path, content)?;
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 /// Creates a link, replacing an existing file.
 pub(super) fn put_link(target: impl AsRef<Path>, path: &Path) -> io::Result<()> {
-    remove(path)?;
+    if_there(fs::remove_file(path))?;
     symlink(target, path)
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// The content of a file that is world-readable and contains no private key: some programs keep theirs in one file with

@@ -18,6 +18,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use super::{packages, root, usr};
+use crate::files::if_there;
 
 /// The link to the version that new sandboxes use.
 pub(crate) const CURRENT: &str = "current";
@@ -156,10 +157,7 @@ impl Versions {
             fs::rename(&unfinished, &version)?;
         }
         // It may have been current before; its users are recorded when it is replaced again.
-        match fs::remove_file(version.join(USERS)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        if_there(fs::remove_file(version.join(USERS)))?;
         let link = self.all.join(format!("{CURRENT}.new"));
         remove_all(&link)?;
         symlink(&name, &link)?;
@@ -284,8 +282,5 @@ fn remove_all(path: &Path) -> io::Result<()> {
         Ok(_) => fs::remove_file(path),
         Err(error) => Err(error),
     };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    if_there(removed).map(drop)
 }

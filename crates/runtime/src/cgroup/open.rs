@@ -9,7 +9,7 @@ use model::resources::Resources;
 use super::files::named;
 use super::limits::{Limits, Weight};
 use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, side_by_side};
-use crate::files::{open_dir, open_dir_at, open_for_writing, read_at, write_at};
+use crate::files::{if_there, open_dir, open_dir_at, open_for_writing, read_at, write_at};
 use crate::identity::AgentRecord;
 use crate::slot::Name;
 
@@ -219,18 +219,15 @@ impl OpenTree {
                     .map(|root| open_for_writing(root.as_fd(), &format!("{path}/{TASKS}")))
                     .collect::<io::Result<Vec<_>>>()?;
                 for root in self.counting() {
-                    match open_for_writing(root.as_fd(), &format!("{name}/{TASKS}")) {
-                        // Earlier versions had groups for limits alone.
-                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                        opened => tasks.push(opened?),
-                    }
+                    // Earlier versions had groups for limits alone.
+                    tasks.extend(if_there(open_for_writing(root.as_fd(), &format!("{name}/{TASKS}")))?);
                 }
                 Ok(tasks)
             })
         };
-        match open(&child(name, Role::Work)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => open(&side_by_side(name, Role::Work)),
-            other => other,
+        match if_there(open(&child(name, Role::Work)))? {
+            Some(opened) => Ok(opened),
+            None => open(&side_by_side(name, Role::Work)),
         }
     }
 

@@ -1,7 +1,5 @@
 //! The account at an ACME server: made once, and kept with its key in the data directory.
 
-use std::io;
-
 use anyhow::{Context, Result};
 use instant_acme::{Account, AccountBuilder, AccountCredentials, NewAccount};
 use secrecy::zeroize::Zeroizing;
@@ -73,18 +71,16 @@ impl Accounts {
     }
 
     async fn read(&self) -> Result<Option<Record>> {
-        let path = self.dir.path().join(&self.name);
+        let (dir, name) = (self.dir.clone(), self.name.clone());
         blocking(move || {
-            let content = match std::fs::read(&path) {
-                Ok(content) => Zeroizing::new(content),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+            let Some(content) = dir.read(&name)? else {
+                return Ok(None);
             };
             // Without the parser's reason, which could quote what it read.
             let record = serde_json::from_slice(&content).ok();
             let record = record.with_context(|| {
-                let path = path.display();
-                format!("{path} contains no account; remove it to create a new one")
+                let path = dir.path().join(&name);
+                format!("{} contains no account; remove it to create a new one", path.display())
             })?;
             Ok(Some(record))
         })

@@ -5,6 +5,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 /// Characters that are encoded in a part of a URL: all but the unreserved ones of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// Characters that are encoded in a path.
+const RESERVED_IN_PATH: &AsciiSet = &RESERVED.remove(b'/');
 
 /// A `%` without two hexadecimal digits, or escapes that are not valid UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +25,12 @@ pub enum Plus {
 #[must_use]
 pub fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
+}
+
+/// Encodes a path, whose slashes stay.
+#[must_use]
+pub fn encode_path(path: &str) -> String {
+    utf8_percent_encode(path, RESERVED_IN_PATH).to_string()
 }
 
 /// Decodes every escape of `text` once.
@@ -109,6 +117,7 @@ mod tests {
             assert_eq!(encode(text), want);
             assert_eq!(decode(want, Plus::Space).as_deref(), Ok(text));
         }
+        assert_eq!(encode_path("/a?b/%#"), "/a%3Fb/%25%23");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use model::id::{BuildId, DiskId};
 use protocol::node::{Committed, CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
-use runtime::stored::{CommitRequest, CopyRequest, LayerError};
+use runtime::stored::{CommitRequest, CopyRequest};
 
 use crate::handle::SandboxHandle;
 use crate::memory::{self, NotCopied};

@@ -67,8 +67,8 @@ def sample(entry: tuple, at_s: int, step: int) -> dict:
         "memCache": 40 << 20,
         "diskTotal": 1 << 30,
         "diskUsed": 210 << 20,
-        "netRxBytes": step * 90_000,
-        "netTxBytes": step * 21_000,
+        "networkReceived": step * (step + 7) * 1_500,
+        "networkSent": step * 21_000,
     }
 
 

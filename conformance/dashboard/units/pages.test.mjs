@@ -10,7 +10,7 @@ const { matches, metadataFilter } = await asset('sandboxes.js')
 const { recipeOf, templateOf } = await asset('build.js')
 const { requestOf } = await asset('create.js')
 const { injectionOf } = await asset('injections.js')
-const { portsOf, portUrl, trafficOf } = await asset('inside.js')
+const { perSecond, portsOf, portUrl } = await asset('inside.js')
 const { fresh } = await asset('logs.js')
 const { LISTED_MAX, processesOf } = await asset('processes.js')
 
@@ -76,7 +76,7 @@ test('an injection has what its kind needs', () => {
   for (const wrong of [{ address: '' }, { headers: '' }, { kind: 'openai' }]) assert.throws(() => injectionOf({ ...given, ...wrong }))
 })
 
-test('ports and traffic are read from what the kernel says, or a liar in its place', () => {
+test('ports are read from what the kernel says, or a liar in its place', () => {
   const head = '  sl  local_address rem_address   st tx_queue rx_queue\n'
   const line = (address, state = '0A') => `   0: ${address} 00000000:0000 ${state} 00000000:00000000 00:00000000\n`
   const texts = [head + line('0100007F:1F90') + line('00000000:0BB8') + line('00000000:0050', '01') + line('00000000:C33F'), head + line('00000000000000000000000000000000:1F90')]
@@ -85,9 +85,14 @@ test('ports and traffic are read from what the kernel says, or a liar in its pla
   for (const text of ['', 'x', head + line('<b>:<i>'), head + line('00000000:0000'), head + line('00000000:10000')]) assert.deepEqual(portsOf(text), [])
   assert.ok(portsOf(head + line('00000000:0BB8').repeat(100_000)).length === 1)
   assert.equal(portUrl(3000, 'iabc', 'example.com:8443', 'https:'), 'https://3000-iabc.example.com:8443')
-  const dev = 'Inter-|\n face |\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: 100 1 0 0 0 0 0 0 50 1\n  eth1:7 1 0 0 0 0 0 0 1 1\n  bad: x y\n'
-  assert.deepEqual(trafficOf(dev), { received: 107, sent: 51 })
-  assert.deepEqual(trafficOf('nothing'), { received: 0, sent: 0 })
+})
+})
+
+test('a rate is never less than nothing, and never without time', () => {
+  assert.equal(perSecond(1000, 6000, 5000), 1000)
+  assert.equal(perSecond(6000, 1000, 5000), 0)
+  assert.equal(perSecond(0, 5000, 0), 0)
+  assert.equal(perSecond(NaN, 5000, 1000), 0)
 })
 
 test('an entry of a log comes once, whatever shares its millisecond', () => {

@@ -146,6 +146,8 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
         lines.push(("memory used", mib(usage.memory_used_bytes)));
         lines.push(("page cache", mib(usage.memory_cache_bytes)));
         lines.push(("disk used", mib(usage.disk_used_bytes)));
+        lines.push(("received", mib(usage.received_bytes)));
+        lines.push(("sent", mib(usage.sent_bytes)));
     }
     let text: String = lines
         .into_iter()
@@ -244,6 +246,8 @@ mod tests {
                 memory_used_bytes,
                 memory_cache_bytes: 0,
                 disk_used_bytes,
+                received_bytes: 0,
+                sent_bytes: 0,
             }),
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use model::id::SandboxId;
 use model::log::Level;
 use model::network::EgressPolicy;
-use protocol::node::Logger;
+use protocol::node::{Logger, Traffic};
 use proxy::egress::{Attachment, EgressRecord, EgressReport, InjectedRequest, Outcome, SandboxNetwork};
 use runtime::driver::Sandbox;
 use runtime::egress::{EgressSockets, GATEWAY};
@@ -26,6 +26,7 @@ pub(crate) fn attach(
     id: &SandboxId,
     sandbox: &dyn Sandbox,
     policy: EgressPolicy,
+    traffic: &Arc<Traffic>,
 ) -> io::Result<Option<Attachment>> {
     let Some(gateway) = &shared.egress else {
         return Ok(None);
@@ -33,7 +34,7 @@ pub(crate) fn attach(
     let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
     let report = Box::new(move |report| write(&log, &report));
     let network = Arc::new(Network(sandbox.egress()?));
-    gateway.attach(network, policy, report).map(Some)
+    gateway.attach(network, policy, report, Arc::clone(traffic)).map(Some)
 }
 
 /// The gateway's sockets in the network of a sandbox of the container driver.

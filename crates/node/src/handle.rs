@@ -15,13 +15,33 @@ use model::log::Level;
 use model::network::{Cidr, EgressPolicy};
 use model::secret::Secret;
 use parking_lot::Mutex;
+use protocol::node::Traffic;
 use proxy::egress::Attachment;
 use runtime::driver::Sandbox;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::condition::Condition;
-use crate::log_writer::LogWriter;
+use crate::log_writer::{LogWriter, now_us};
 use crate::work::blocking;
+
+/// How a sandbox is connected.
+#[derive(Debug)]
+pub(crate) struct Network {
+    /// Its connection to the gateway; none where it has no network.
+    pub(crate) attachment: Option<Attachment>,
+    /// Counts what it receives and sends.
+    pub(crate) traffic: Arc<Traffic>,
+}
+
+impl Network {
+    /// A sandbox that is connected to nothing, for now.
+    pub(crate) fn unconnected() -> Self {
+        Self {
+            attachment: None,
+            traffic: Arc::new(Traffic::new(now_us())),
+        }
+    }
+}
 
 /// Handle of a running sandbox.
 #[derive(Debug)]
@@ -36,6 +56,8 @@ pub(crate) struct SandboxHandle {
     memory_kills: Mutex<Option<u64>>,
     /// Its connection to the gateway; none where it has no network, and once it begins to end.
     egress: Mutex<Option<Attachment>>,
+    /// Counts what it receives and sends.
+    traffic: Arc<Traffic>,
     /// Whether it was started by an earlier platform.
     is_adopted: bool,
     /// Whether its processor time is limited for the processes that it creates.
@@ -52,14 +74,14 @@ impl SandboxHandle {
         id: SandboxId,
         disk: DiskId,
         sandbox: Arc<dyn Sandbox>,
-        egress: Option<Attachment>,
+        network: Network,
         authority: Option<Secret>,
         log: LogWriter,
     ) -> Self {
         Self {
             memory_kills: Mutex::new(Some(0)),
             authority,
-            ..Self::new(id, disk, sandbox, egress, log)
+            ..Self::new(id, disk, sandbox, network, log)
         }
     }
 
@@ -68,17 +90,18 @@ impl SandboxHandle {
         id: SandboxId,
         disk: DiskId,
         sandbox: Arc<dyn Sandbox>,
-        egress: Option<Attachment>,
+        network: Network,
         log: LogWriter,
     ) -> Self {
         Self {
             memory_kills: Mutex::new(sandbox.memory_kills().ok()),
             is_adopted: true,
-            ..Self::new(id, disk, sandbox, egress, log)
+            ..Self::new(id, disk, sandbox, network, log)
         }
     }
 
-    fn new(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, egress: Option<Attachment>, log: LogWriter) -> Self {
+    fn new(id: SandboxId, disk: DiskId, sandbox: Arc<dyn Sandbox>, network: Network, log: LogWriter) -> Self {
+        let Network { attachment, traffic } = network;
         Self {
             id,
             disk,
@@ -86,7 +109,8 @@ impl SandboxHandle {
             condition: Condition::new(),
             log,
             memory_kills: Mutex::default(),
-            egress: Mutex::new(egress),
+            egress: Mutex::new(attachment),
+            traffic,
             is_adopted: false,
             throttled: Mutex::default(),
             changing: Arc::default(),
@@ -156,6 +180,11 @@ impl SandboxHandle {
     /// What the sandbox may reach; none where it has no network.
     pub(crate) fn egress(&self) -> Option<EgressPolicy> {
         self.egress.lock().as_ref().map(Attachment::policy)
+    }
+
+    /// Counts what the sandbox receives and sends.
+    pub(crate) const fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
     }
 
     pub(crate) fn id(&self) -> &SandboxId {

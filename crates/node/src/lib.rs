@@ -49,7 +49,7 @@ use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ForkSandbox, FrozenSandbox,
     HostCapacity, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi, NodeError, NodeEvents, NodeFuture,
     PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox,
-    StartedSandbox, Wanted,
+    StartedSandbox, Traffic, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -178,6 +178,7 @@ impl Node {
             stop: stop.clone(),
             disk: GuardCounters::default(),
             throttles: ThrottleCounters::default(),
+            streams: Arc::new(Traffic::new(now_us())),
             authorities: egress
                 .as_ref()
                 .map(|egress| egress.settings().authorities_pem())
@@ -304,6 +305,7 @@ impl Node {
                         memory_total_bytes: usage.memory_total_bytes,
                         disk_used_bytes: usage.disk_used_bytes,
                         disk_total_bytes: usage.disk_total_bytes,
+                        network: handle.traffic().read(),
                     })
                 });
             samples.collect()
@@ -471,7 +473,12 @@ impl NodeApi for Node {
                 // in a moment, and no copy has them.
                 .filter(|handle| !handle.is_ending() && handle.condition().runs_or_is_copied())
                 .ok_or(DialError::Gone)?;
-            handle.sandbox().dial(port).await.map_err(|error| {
+            let dialed = handle.sandbox().dial(port).await;
+            let counted = dialed.map(|stream| {
+                let streams = Arc::clone(&self.shared.streams);
+                stream.counted(Arc::clone(handle.traffic()), streams)
+            });
+            counted.map_err(|error| {
                 tracing::debug!(sandbox.id = %id, port, "dial: {error}");
                 if handle.is_ending() || !handle.condition().runs_or_is_copied() {
                     DialError::Gone
@@ -529,6 +536,12 @@ impl NodeApi for Node {
 
     fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>> {
         let counters = self.shared.egress.as_ref().map(EgressGateway::counters);
-        Box::pin(std::future::ready(Ok(counters.unwrap_or_default())))
+        let streams = self.shared.streams.read();
+        let counters = EgressCounters {
+            streams_sent: streams.sent,
+            streams_received: streams.received,
+            ..counters.unwrap_or_default()
+        };
+        Box::pin(std::future::ready(Ok(counters)))
     }
 }

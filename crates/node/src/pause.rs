@@ -192,6 +192,7 @@ impl Pausing {
         let Self { shared, handle, .. } = self;
         let (id, disk) = (handle.id().clone(), handle.disk().clone());
         let condition = handle.condition().clone();
+        let traffic = Arc::clone(handle.traffic());
         drop(begun);
         // Its supervisor has the other one.
         drop(handle);
@@ -205,6 +206,7 @@ impl Pausing {
             kept,
             memory_bytes: 0,
             disk_bytes: save(&shared, id, disk).await,
+            network: Some(traffic.read()),
         }
     }
 
@@ -252,6 +254,7 @@ async fn pause_again(shared: &Arc<Shared>, request: &PauseSandbox) -> Result<Pau
         kept: kept_of,
         memory_bytes: 0,
         disk_bytes: save(shared, id.clone(), kept.disk.clone()).await,
+        network: None,
     })
 }
 

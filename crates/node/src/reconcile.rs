@@ -12,7 +12,7 @@ use runtime::driver::Found;
 use runtime::stored::KeptDisk;
 use tokio_util::task::TaskTracker;
 
-use crate::handle::{SandboxHandle, closed};
+use crate::handle::{Network, SandboxHandle, closed};
 use crate::log_writer::LogWriter;
 use crate::shared::Shared;
 use crate::work::{blocking, failed};
@@ -186,8 +186,9 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
     {
         tracing::warn!(sandbox.id = %id, "an adopted sandbox may have less processor time than it should: {error}");
     }
-    let egress = match egress::attach(shared, &id, &*sandbox, egress) {
-        Ok(egress) => egress,
+    let mut network = Network::unconnected();
+    network.attachment = match egress::attach(shared, &id, &*sandbox, egress, &network.traffic) {
+        Ok(attachment) => attachment,
         Err(error) => {
             tracing::error!(sandbox.id = %id, "cannot connect an adopted sandbox to the network, it goes on without: {error}");
             let event = ("event_type", "network_failed".to_owned());
@@ -199,7 +200,7 @@ async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, want
             None
         }
     };
-    let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, egress, log));
+    let handle = Arc::new(SandboxHandle::adopted(id.clone(), disk, sandbox, network, log));
     if is_paused {
         handle.condition().freeze();
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU64;
 
 use model::id::{DiskId, SandboxId};
 use parking_lot::Mutex;
+use protocol::node::Traffic;
 use proxy::egress::EgressGateway;
 use runtime::driver::Driver;
 use runtime::stored::Fork;
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     pub(crate) stop: CancellationToken,
     pub(crate) disk: GuardCounters,
     pub(crate) throttles: ThrottleCounters,
+    /// Counts what all sandboxes receive and send over streams that are opened into them.
+    pub(crate) streams: Arc<Traffic>,
     /// None where sandboxes have no network.
     pub(crate) egress: Option<EgressGateway>,
     /// Certificates of the operator's authorities, which all sandboxes trust, in PEM.

@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::control::Control;
 use crate::egress;
-use crate::handle::{SandboxHandle, authority_of};
+use crate::handle::{Network, SandboxHandle, authority_of};
 use crate::log_writer::LogWriter;
 use crate::restores::Turn;
 use crate::shared::Shared;
@@ -128,7 +128,11 @@ pub(crate) async fn start(
     let attach = {
         let (shared, id, sandbox) = (Arc::clone(shared), id.clone(), Arc::clone(&started.sandbox));
         let policy = begin.egress.clone();
-        blocking(move || egress::attach(&shared, &id, &*sandbox, policy))
+        blocking(move || {
+            let mut network = Network::unconnected();
+            network.attachment = egress::attach(&shared, &id, &*sandbox, policy, &network.traffic)?;
+            io::Result::Ok(network)
+        })
     };
     let attach = async {
         attach
@@ -146,7 +150,7 @@ pub(crate) async fn start(
         io::Result::Ok(begun)
     };
     match begun.await {
-        Ok(((control, agent_version), egress)) => {
+        Ok(((control, agent_version), network)) => {
             let stages = started.stages.into_iter().map(|(name, took)| Stage::new(name, took));
             let init_stage = Stage::new("init", before_init.elapsed());
             let stages = stages.chain([init_stage]).collect();
@@ -165,7 +169,7 @@ pub(crate) async fn start(
                 id,
                 disk,
                 started.sandbox,
-                egress,
+                network,
                 authority_of(begin.egress).cloned(),
                 log,
             ));

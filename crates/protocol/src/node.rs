@@ -13,6 +13,7 @@ mod events;
 mod guards;
 mod log;
 mod stream;
+mod traffic;
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -32,6 +33,7 @@ pub use self::events::{LiveSandbox, NodeEvent, NodeEvents, Snapshot};
 pub use self::guards::{DiskStops, Throttles};
 pub use self::log::{Logger, SandboxLog};
 pub use self::stream::{ByteSource, ByteStream, LayerStream, SandboxStream};
+pub use self::traffic::{NetworkBytes, Traffic};
 use crate::agent::Init;
 use crate::template_file::BaseVersion;
 
@@ -216,6 +218,9 @@ pub struct PausedSandbox {
     pub memory_bytes: u64,
     /// Space that it takes on the disk of the host, in bytes; 0 where it cannot be measured.
     pub disk_bytes: u64,
+    /// What it had received and sent when it was paused; none if it had no processes any more.
+    #[serde(default)]
+    pub network: Option<NetworkBytes>,
 }
 
 /// A paused sandbox to resume.
@@ -314,6 +319,9 @@ pub struct SandboxSample {
     pub disk_used_bytes: u64,
     /// Size of the sandbox's own disk for files, in bytes, as `df` inside reports it.
     pub disk_total_bytes: u64,
+    /// What it received and sent.
+    #[serde(default)]
+    pub network: NetworkBytes,
 }
 
 /// A sandbox that should exist on a node.

@@ -28,6 +28,7 @@ use hyper_util::rt::TokioIo;
 use model::injection::{HeaderChoice, InjectedHeader, InjectionRule, Interception, PathPattern};
 use model::network::{Cidr, EgressPolicy};
 use model::secret::Secret;
+use protocol::node::Traffic;
 use proxy::egress::{Attachment, EgressGateway, EgressSettings, SandboxNetwork, authority_certificate};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -328,7 +329,9 @@ fn attach(gateway: &EgressGateway, tcp: std::net::TcpListener, policy: EgressPol
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
     udp.set_nonblocking(true).unwrap();
     let network = Arc::new(Loopback(tcp, udp));
-    gateway.attach(network, policy, Box::new(drop)).unwrap()
+    gateway
+        .attach(network, policy, Box::new(drop), Arc::new(Traffic::new(0)))
+        .unwrap()
 }
 
 fn way(name: &'static str, address: (&str, u16), root: &CertificateDer<'_>) -> Way {

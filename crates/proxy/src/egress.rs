@@ -43,7 +43,7 @@ use std::io;
 use std::sync::Arc;
 
 use model::network::EgressPolicy;
-use protocol::node::EgressCounters;
+use protocol::node::{EgressCounters, Traffic};
 use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -80,7 +80,7 @@ impl EgressGateway {
         &self.shared.settings
     }
 
-    /// Connects a sandbox, until the attachment is dropped.
+    /// Connects a sandbox, until the attachment is dropped. What it receives and sends is counted by `traffic`.
     ///
     /// # Errors
     /// When the sockets cannot be polled.
@@ -89,12 +89,13 @@ impl EgressGateway {
         network: Arc<dyn SandboxNetwork>,
         policy: EgressPolicy,
         report: Report,
+        traffic: Arc<Traffic>,
     ) -> io::Result<Attachment> {
         // A socket is polled by the runtime on which it was registered.
         let _runtime = self.runtime.enter();
         let listener = tokio::net::TcpListener::from_std(network.tcp()?)?;
         let shared = Arc::clone(&self.shared);
-        let sandbox = Arc::new(Sandbox::new(shared, network, policy, report));
+        let sandbox = Arc::new(Sandbox::new(shared, network, policy, report, traffic));
         let stop = self.stop.child_token();
         let tcp = tcp::serve(Arc::clone(&sandbox), listener, stop.clone());
         let udp = udp::serve(Arc::clone(&sandbox), stop.clone());

@@ -106,6 +106,12 @@ pub struct OperatorUsage {
     /// Disk, in bytes.
     #[serde(rename = "disk_bytes")]
     pub disk_used_bytes: u64,
+    /// What it has received since it was created, in bytes.
+    #[serde(default)]
+    pub received_bytes: u64,
+    /// What it has sent since it was created, in bytes.
+    #[serde(default)]
+    pub sent_bytes: u64,
 }
 
 /// An entry of a sandbox's log.
@@ -325,6 +331,8 @@ fn usage(sample: &Sample) -> OperatorUsage {
         memory_used_bytes: sample.memory_used_bytes,
         memory_cache_bytes: sample.memory_cache_bytes,
         disk_used_bytes: sample.disk_used_bytes,
+        received_bytes: sample.received_bytes,
+        sent_bytes: sample.sent_bytes,
     }
 }
 

@@ -36,7 +36,7 @@ use model::event::EventType;
 use model::id::{NodeId, SandboxId, TeamId};
 use model::log::Level;
 use parking_lot::Mutex;
-use protocol::node::SandboxLog;
+use protocol::node::{NetworkBytes, SandboxLog};
 use store::Store;
 use store::error::StoreError;
 use store::records::{EventQuery, LogQuery, LogRow, NewLogEntry, TeamUsage};
@@ -153,10 +153,11 @@ impl Records {
         }
     }
 
-    /// Stops the samples of a sandbox until [`Self::start_sampling`]: it is paused.
-    pub(crate) fn stop_sampling(&self, id: &SandboxId) {
+    /// Stops the samples of a sandbox until [`Self::start_sampling`]: it is paused, and `network` is what it had received and
+    /// sent.
+    pub(crate) fn stop_sampling(&self, id: &SandboxId, network: Option<NetworkBytes>) {
         if let Some(tracked) = self.tracked.lock().get_mut(id) {
-            tracked.tail.pause();
+            tracked.tail.pause(network);
             tracked.subject.end(self.clock.now_us());
             self.count(tracked, false);
         }
@@ -383,6 +384,22 @@ impl Records {
         }
         found.retain(|_, sample| sample.at_us >= oldest_us);
         Ok(found)
+    }
+
+    /// Has sandboxes of this node that an earlier run of the platform knew go on with what they had received and sent.
+    pub(crate) async fn recall(&self) -> Result<(), StoreError> {
+        let chunks = self
+            .store
+            .metric_latest_of_node(&self.node, self.oldest_sample_us())
+            .await?;
+        let mut tracked = self.tracked.lock();
+        for chunk in chunks {
+            let last = encoding::decode(&chunk.samples).and_then(|samples| samples.last().copied());
+            if let (Some(last), Some(tracked)) = (last, tracked.get_mut(&chunk.sandbox_id)) {
+                tracked.tail.recall(&last);
+            }
+        }
+        Ok(())
     }
 
     /// Calls `ask` with the tail of a sandbox, if it belongs to the team.

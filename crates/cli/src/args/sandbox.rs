@@ -200,6 +200,8 @@ pub(crate) enum TopOrder {
     Memory,
     /// By disk usage, the largest first.
     Disk,
+    /// By what went both ways over the network, the largest first.
+    Network,
     /// The oldest first.
     Age,
     /// By state.

@@ -9,7 +9,11 @@ use crate::args::TopOrder;
 use crate::output::mib;
 
 /// The columns.
-pub(super) const HEADER: [&str; 8] = ["ID", "STATE", "CPU", "MEMORY", "DISK", "AGE", "TEMPLATE", "TEAM"];
+pub(super) const HEADER: [&str; 10] = [
+    "ID", "STATE", "CPU", "MEMORY", "DISK", "RECEIVED", "SENT", "AGE", "TEMPLATE", "TEAM",
+];
+/// The columns that a narrow screen has no place for.
+pub(super) const NETWORK: std::ops::Range<usize> = 5..7;
 /// Scripts up to here have letters that are one column wide.
 const NARROW_MAX: char = '\u{1100}';
 const SECOND_US: i64 = 1_000_000;
@@ -21,6 +25,7 @@ pub(super) fn sort(sandboxes: &mut [OperatorSandbox], order: TopOrder, is_revers
             TopOrder::Cpu => cpu(b).total_cmp(&cpu(a)),
             TopOrder::Memory => memory(b).cmp(&memory(a)),
             TopOrder::Disk => disk(b).cmp(&disk(a)),
+            TopOrder::Network => network(b).cmp(&network(a)),
             TopOrder::Age => a.started_at.cmp(&b.started_at),
             TopOrder::State => a.state.cmp(&b.state),
             TopOrder::Template => a.template.cmp(&b.template),
@@ -50,6 +55,12 @@ fn memory(sandbox: &OperatorSandbox) -> Option<u64> {
 fn disk(sandbox: &OperatorSandbox) -> Option<u64> {
     let used = sandbox.usage.as_ref().map(|usage| usage.disk_used_bytes);
     sandbox.kept_bytes.or(used)
+}
+
+/// What went both ways since it was created, in bytes.
+fn network(sandbox: &OperatorSandbox) -> Option<u64> {
+    let both = |usage: &OperatorUsage| usage.received_bytes.saturating_add(usage.sent_bytes);
+    sandbox.usage.as_ref().map(both)
 }
 
 /// All sandboxes in one line.
@@ -86,6 +97,8 @@ pub(super) fn cells(sandbox: &OperatorSandbox, now_us: i64) -> Vec<String> {
         },
         amount(memory(sandbox)),
         amount(disk(sandbox)),
+        amount(sandbox.usage.as_ref().map(|usage| usage.received_bytes)),
+        amount(sandbox.usage.as_ref().map(|usage| usage.sent_bytes)),
         age(&sandbox.started_at, now_us),
         text(&sandbox.template),
         text(&sandbox.team),
@@ -144,6 +157,8 @@ pub(super) mod tests {
                 memory_used_bytes,
                 memory_cache_bytes: 0,
                 disk_used_bytes: 7 << 20,
+                received_bytes: memory_used_bytes * 3,
+                sent_bytes: 0,
             }),
         }
     }
@@ -161,6 +176,7 @@ pub(super) mod tests {
         };
         assert_eq!(ids(TopOrder::Cpu, false), "cab");
         assert_eq!(ids(TopOrder::Memory, false), "acb");
+        assert_eq!(ids(TopOrder::Network, false), "acb");
         assert_eq!(ids(TopOrder::Team, false), "bca");
         assert_eq!(ids(TopOrder::Team, true), "acb");
         assert_eq!(ids(TopOrder::Age, false), "abc");
@@ -169,8 +185,10 @@ pub(super) mod tests {
     #[test]
     fn names_are_text_of_known_width() {
         let all = cells(&sandbox("i1", "\u{1b}[2Jx\u{202e}\n\u{4e2d}gr\u{f6}\u{df}e", None), 0);
-        assert_eq!(all[7], "\\u{1b}[2Jx\\u{202e}\\n\\u{4e2d}gr\u{f6}\u{df}e");
-        assert_eq!(all[2..5], ["-", "-", "-"]);
+        assert_eq!(all[9], "\\u{1b}[2Jx\\u{202e}\\n\\u{4e2d}gr\u{f6}\u{df}e");
+        assert_eq!(all[2..7], ["-"; 5]);
+        let measured = cells(&sandbox("i1", "t", Some((1.0, 2 << 20))), 0);
+        assert_eq!(measured[NETWORK], ["6.0 MiB", "0.0 MiB"]);
     }
 
     #[test]

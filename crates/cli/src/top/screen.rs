@@ -24,8 +24,10 @@ const END: &[u8] = b"\x1b[0m\x1b[?25h\x1b[?1049l";
 /// Lines that are no rows: summary, state, header and keys.
 const LINES: usize = 4;
 /// Widths of the columns but the last two, which share what is left.
-const WIDTHS: [usize; 6] = [21, 8, 6, 9, 9, 7];
-const KEYS: &str = "q quit  c cpu  m memory  d disk  a age  s state  i template  t team  r reverse";
+const WIDTHS: [usize; 8] = [21, 8, 6, 9, 9, 9, 9, 7];
+/// Narrower screens show no network.
+const WIDE: usize = 100;
+const KEYS: &str = "q quit  c cpu  m memory  d disk  n network  a age  s state  i template  t team  r reverse";
 
 /// The alternate screen in raw mode, until this is dropped.
 struct Screen(Raw);
@@ -154,6 +156,7 @@ fn pressed(typed: &[u8]) -> Vec<Key> {
             b'c' => Key::Order(TopOrder::Cpu),
             b'm' => Key::Order(TopOrder::Memory),
             b'd' => Key::Order(TopOrder::Disk),
+            b'n' => Key::Order(TopOrder::Network),
             b'a' => Key::Order(TopOrder::Age),
             b's' => Key::Order(TopOrder::State),
             b'i' => Key::Order(TopOrder::Template),
@@ -226,13 +229,17 @@ impl View {
 
 /// A row: numbers to the right, names to the left, cut to their columns.
 fn row(cells: &[String], columns: usize) -> String {
-    let fixed: usize = WIDTHS.iter().map(|width| width + 1).sum();
+    let is_shown = |number: usize| columns >= WIDE || !rows::NETWORK.contains(&number);
+    let fixed: usize = (0..WIDTHS.len())
+        .filter(|&at| is_shown(at))
+        .map(|at| WIDTHS[at] + 1)
+        .sum();
     let rest = columns.saturating_sub(fixed + 1) / 2;
     let mut line = String::new();
-    for (number, cell) in cells.iter().enumerate() {
+    for (number, cell) in cells.iter().enumerate().filter(|(number, _)| is_shown(*number)) {
         let width = WIDTHS.get(number).copied().unwrap_or(rest);
         let cell = cut(cell, width);
-        if (2..6).contains(&number) {
+        if (2..WIDTHS.len()).contains(&number) {
             line.push_str(&format!("{cell:>width$} "));
         } else {
             line.push_str(&format!("{cell:width$} "));
@@ -274,6 +281,15 @@ mod tests {
             assert!(all.len() <= lines, "{} lines of {lines}", all.len());
             assert!(all.iter().all(|line| line.chars().count() <= columns), "{plain}");
         }
+    }
+
+    #[test]
+    fn only_wide_screens_show_the_network() {
+        let mut view = view(1);
+        let wide = view.draw(WIDE, 10, 0);
+        assert!(wide.contains("RECEIVED") && wide.contains("3.0 MiB"), "{wide}");
+        let narrow = view.draw(80, 10, 0);
+        assert!(!narrow.contains("RECEIVED") && narrow.contains("TEAM"), "{narrow}");
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub(super) async fn stop(
         kept: Kept::Memory,
         memory_bytes,
         disk_bytes: handle.sandbox().disk().map_or(0, |disk| disk.held_bytes),
+        network: Some(handle.traffic().read()),
     })
 }
 

@@ -13,6 +13,12 @@ pub struct EgressCounters {
     pub bytes_sent: u64,
     /// Bytes that sandboxes received, without headers.
     pub bytes_received: u64,
+    /// Bytes that sandboxes sent over streams that were opened into them, which are not those of the gateway.
+    #[serde(default)]
+    pub streams_sent: u64,
+    /// Bytes that sandboxes received over such streams.
+    #[serde(default)]
+    pub streams_received: u64,
     /// Connections and flows that are not in the log of their sandbox, because there were too many at once.
     pub unlogged: u64,
     /// TCP connections that were intercepted.

@@ -16,6 +16,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use protocol::node::Traffic;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{Shutdown, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags};
@@ -64,21 +65,26 @@ impl Pipes {
 }
 
 /// Bytes that one connection relayed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Counts {
     sent: AtomicU64,
     received: AtomicU64,
     /// Whether the gateway has sent everything to the program, which has not taken all of it.
     is_ending: AtomicBool,
-    /// Counters of all connections of the sandbox.
+    /// What counts the connections of all sandboxes.
     totals: Arc<Counters>,
+    /// What counts everything of this sandbox.
+    traffic: Arc<Traffic>,
 }
 
 impl Counts {
-    pub(super) fn new(totals: &Arc<Counters>) -> Self {
+    pub(super) fn new(totals: &Arc<Counters>, traffic: &Arc<Traffic>) -> Self {
         Self {
+            sent: AtomicU64::default(),
+            received: AtomicU64::default(),
+            is_ending: AtomicBool::default(),
             totals: Arc::clone(totals),
-            ..Self::default()
+            traffic: Arc::clone(traffic),
         }
     }
 
@@ -98,8 +104,14 @@ impl Counts {
 
     pub(super) fn add(&self, direction: Direction, bytes: usize) {
         let count = match direction {
-            Direction::Out => &self.sent,
-            Direction::In => &self.received,
+            Direction::Out => {
+                self.traffic.send(bytes);
+                &self.sent
+            }
+            Direction::In => {
+                self.traffic.receive(bytes);
+                &self.received
+            }
         };
         count.fetch_add(bytes as u64, Ordering::Relaxed);
         self.totals.bytes(direction, bytes as u64);
@@ -177,9 +189,10 @@ pub(super) async fn relay_tls(
                 first.0.cancel();
                 return io::Result::Ok(true);
             }
+            // Before they are written, so that a connection that fails meanwhile does not hide them.
+            counts.add(Direction::Out, length);
             writer.write_all(&buffer[..length]).await?;
             writer.flush().await?;
-            counts.add(Direction::Out, length);
             bandwidth.pay(Direction::Out, length).await;
             tokio::task::consume_budget().await;
         }
@@ -198,8 +211,8 @@ pub(super) async fn relay_tls(
                 first.0.cancel();
                 return io::Result::Ok(true);
             }
-            write_all(sandbox, &buffer[..length]).await?;
             counts.add(Direction::In, length);
+            write_all(sandbox, &buffer[..length]).await?;
             bandwidth.pay(Direction::In, length).await;
             tokio::task::consume_budget().await;
         }
@@ -321,11 +334,14 @@ impl Pump<'_> {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error),
                     Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                    Ok(moved) => left -= moved,
+                    Ok(moved) => {
+                        // Each part at once: a connection that fails before the rest has moved these.
+                        self.counts.add(direction, moved);
+                        left -= moved;
+                    }
                 }
             }
             self.pipes.put(pipe);
-            self.counts.add(direction, filled);
             self.bandwidth.pay(direction, filled).await;
             // A connection that is always ready lets the others run.
             tokio::task::consume_budget().await;
@@ -354,7 +370,7 @@ mod tests {
     async fn relayed() -> (TcpStream, TcpStream, JoinHandle<(io::Result<Ended>, Counts)>) {
         let ((inside, sandbox), (outside, server)) = (pair().await, pair().await);
         let relay = tokio::spawn(async move {
-            let counts = Counts::default();
+            let counts = Counts::new(&Arc::default(), &Arc::new(Traffic::new(0)));
             let bandwidth = Bandwidth::new(0);
             let outcome = relay(&Pipes::default(), &sandbox, &outside, CHUNK_MAX, &bandwidth, &counts).await;
             (outcome, counts)
@@ -391,6 +407,8 @@ mod tests {
         assert_eq!(counts.get(), (5_000_000, 3_000_000));
         let totals = counts.totals.read();
         assert_eq!((totals.bytes_sent, totals.bytes_received), counts.get());
+        let traffic = counts.traffic.read();
+        assert_eq!((traffic.sent, traffic.received), counts.get());
     }
 
     #[tokio::test(start_paused = true)]
@@ -421,6 +439,30 @@ mod tests {
             };
             assert_eq!(outcome.unwrap(), want);
         }
+    }
+
+    #[tokio::test]
+    async fn what_a_server_took_before_it_resets_is_counted() {
+        let (inside, mut server, relay) = relayed().await;
+        let part = data(1 << 16);
+        // Until the buffers on the way are full, so that a part is between the two sides.
+        let fill = async {
+            loop {
+                inside.writable().await.unwrap();
+                let _ = inside.try_write(&part);
+            }
+        };
+        let mut taken = vec![0; 3_000_000];
+        tokio::select! {
+            read = server.read_exact(&mut taken) => { read.unwrap(); }
+            () = fill => {}
+        }
+        server.set_zero_linger().unwrap();
+        drop(server);
+        let (outcome, counts) = relay.await.unwrap();
+        assert!(outcome.is_err());
+        assert!(counts.traffic.read().sent >= 3_000_000, "{counts:?}");
+        drop(inside);
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::network::EgressPolicy;
+use protocol::node::Traffic;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -79,6 +80,8 @@ pub(super) struct Sandbox {
     /// Whether its ends of connections are kept when these end.
     pub(super) is_held: watch::Sender<bool>,
     pub(super) bandwidth: Bandwidth,
+    /// Counts what it receives and sends.
+    pub(super) traffic: Arc<Traffic>,
     report: Report,
     reports: CountedRate,
     request_reports: CountedRate,
@@ -91,6 +94,7 @@ impl Sandbox {
         network: Arc<dyn SandboxNetwork>,
         policy: EgressPolicy,
         report: Report,
+        traffic: Arc<Traffic>,
     ) -> Self {
         let policy = Arc::new(policy);
         let settings = &shared.settings;
@@ -102,6 +106,7 @@ impl Sandbox {
             policy: watch::Sender::new(policy),
             is_held: watch::Sender::new(false),
             bandwidth: Bandwidth::new(settings.limits.bandwidth_mbit),
+            traffic,
             report,
             reports: CountedRate::new(REPORTS_PER_S, REPORTS_BURST),
             request_reports: CountedRate::new(REPORTS_PER_S, REPORTS_BURST),

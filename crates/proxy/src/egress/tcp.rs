@@ -149,7 +149,7 @@ async fn serve_connection(
         },
     };
     let begun = Instant::now();
-    let counts = Arc::new(Counts::new(&sandbox.shared.counters));
+    let counts = Arc::new(Counts::new(&sandbox.shared.counters, &sandbox.traffic));
     let first = std::mem::take(&mut target.first);
     let interception = current.interception.as_deref();
     let intercepted = target.intercepted.clone().zip(interception);
@@ -242,9 +242,9 @@ async fn relay(
     };
     let relayed = async {
         stream.set_nodelay(true)?;
+        counts.add(Direction::Out, first.len());
         outside.write_all(first).await?;
         outside.flush().await?;
-        counts.add(Direction::Out, first.len());
         let pipes = &sandbox.shared.pipes;
         match &mut outside {
             Either::Left(outside) => {
@@ -507,12 +507,14 @@ async fn answer_queries(sandbox: &Sandbox, stream: &TcpStream) {
             // The resolver refuses what is longer by its first bytes. The rest is not read, so the connection ends.
             let mut query = vec![0; length.min(MAX_QUERY + 1)];
             read_exact(stream, &mut query).await?;
+            sandbox.traffic.send(2 + query.len());
             let is_whole = query.len() <= MAX_QUERY;
             let resolver = &sandbox.shared.resolver;
             let answer = resolver.answer(query, Transport::Tcp, &sandbox.client).await;
             let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
             let answer_length = u16::try_from(answer.len()).map_err(io::Error::other)?;
             let message = [&answer_length.to_be_bytes()[..], &answer].concat();
+            sandbox.traffic.receive(message.len());
             write_all(stream, &message).await?;
             io::Result::Ok(is_whole)
         };

@@ -77,7 +77,7 @@ impl Flow {
     fn new(sandbox: &Sandbox, socket: UdpSocket, is_dns: bool) -> Self {
         Self {
             socket,
-            counts: Counts::new(&sandbox.shared.counters),
+            counts: Counts::new(&sandbox.shared.counters, &sandbox.traffic),
             last_ms: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
@@ -221,11 +221,13 @@ fn answer(sandbox: &Arc<Sandbox>, key: Key, datagram: &[u8], stop: &Cancellation
     let tasks = &sandbox.shared.tasks;
     // The resolver refuses what is longer by its first bytes.
     let query = datagram[..datagram.len().min(MAX_QUERY + 1)].to_vec();
+    sandbox.traffic.send(datagram.len());
     let sandbox = Arc::clone(sandbox);
     let mut answered = Box::pin(async move {
         let resolver = &sandbox.shared.resolver;
         let answer = resolver.answer(query, Transport::Udp, &sandbox.client).await;
         if let Some(answer) = answer {
+            sandbox.traffic.receive(answer.len());
             let _ = sandbox.network.send(destination, source, &answer);
         }
     });
@@ -374,6 +376,8 @@ mod tests {
     use tokio::runtime::Handle;
     use tokio::time::timeout;
 
+    use protocol::node::Traffic;
+
     use super::*;
     use crate::egress::{Attachment, EgressGateway, EgressLimits, EgressSettings, SandboxNetwork};
 
@@ -456,7 +460,12 @@ mod tests {
             });
             let gateway = EgressGateway::new(settings, Handle::current());
             let attachment = gateway
-                .attach(Arc::clone(&network) as _, policy, Box::new(|_| {}))
+                .attach(
+                    Arc::clone(&network) as _,
+                    policy,
+                    Box::new(|_| {}),
+                    Arc::new(Traffic::new(0)),
+                )
                 .unwrap();
             Self {
                 stop: gateway.stop.child_token(),

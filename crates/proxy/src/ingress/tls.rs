@@ -123,10 +123,7 @@ pub(super) fn socket_of(transport: &Transport) -> Option<&TcpStream> {
         Either::Left(stream) => stream,
         Either::Right(stream) => stream.get_ref().0,
     };
-    match stream {
-        SandboxStream::Local(socket) => Some(socket),
-        SandboxStream::Remote(_) => None,
-    }
+    stream.socket()
 }
 
 /// Reads from a stream into a sandbox.

@@ -324,6 +324,12 @@ async fn large_bodies_arrive_whole() {
         counters.bytes_sent > 40_000_000 && counters.bytes_received > 40_000_000,
         "{counters:?}"
     );
+    // There is one sandbox.
+    let traffic = world.traffic.read();
+    assert_eq!(
+        (traffic.sent, traffic.received),
+        (counters.bytes_sent, counters.bytes_received)
+    );
 }
 
 #[tokio::test]

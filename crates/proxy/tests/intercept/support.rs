@@ -17,6 +17,7 @@ use model::injection::{HeaderChoice, InjectedHeader, InjectionRule, Interception
 use model::network::EgressPolicy;
 use model::secret::Secret;
 use parking_lot::Mutex;
+use protocol::node::Traffic;
 use proxy::egress::{
     Attachment, EgressGateway, EgressReport, EgressSettings, InjectedRequest, SandboxNetwork, authority_certificate,
 };
@@ -82,6 +83,7 @@ pub(crate) struct World {
     /// The addresses of the servers, bound so that no other test takes them.
     reserved: Mutex<BTreeMap<&'static str, TcpSocket>>,
     reports: Arc<Mutex<Vec<EgressReport>>>,
+    pub(crate) traffic: Arc<Traffic>,
     seed: Secret,
 }
 
@@ -141,11 +143,13 @@ impl World {
         let gateway = Arc::new(EgressGateway::new(settings, tokio::runtime::Handle::current()));
         let reports: Arc<Mutex<Vec<EgressReport>>> = Arc::default();
         let sink = Arc::clone(&reports);
+        let traffic = Arc::new(Traffic::new(0));
         let attachment = gateway
             .attach(
                 Arc::new(Loopback { tcp, udp }),
                 policy,
                 Box::new(move |report| sink.lock().push(report)),
+                Arc::clone(&traffic),
             )
             .unwrap();
         Self {
@@ -155,6 +159,7 @@ impl World {
             issuer: Arc::new(Issuer::new(params, key)),
             reserved: Mutex::new(reserved),
             reports,
+            traffic,
             seed: seed('1'),
         }
     }

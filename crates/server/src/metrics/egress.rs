@@ -35,7 +35,7 @@ impl EgressSeries {
             "Open outbound connections of sandboxes, by protocol",
         );
         let mut totals = Vec::new();
-        let bytes: [(_, _, Read); 2] = [
+        let bytes: [(_, _, Read); 4] = [
             ("egress_sent", "Bytes that left sandboxes", |counters| {
                 counters.bytes_sent
             }),
@@ -43,6 +43,16 @@ impl EgressSeries {
                 "egress_received",
                 "Bytes that sandboxes received from outside",
                 |counters| counters.bytes_received,
+            ),
+            (
+                "ingress_sent",
+                "Bytes that sandboxes sent to their clients",
+                |counters| counters.streams_sent,
+            ),
+            (
+                "ingress_received",
+                "Bytes that sandboxes received from their clients",
+                |counters| counters.streams_received,
             ),
         ];
         for (name, help, value) in bytes {

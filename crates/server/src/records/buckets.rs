@@ -48,6 +48,8 @@ fn maximum(a: &Sample, b: &Sample) -> Sample {
         memory_cache_bytes: a.memory_cache_bytes.max(b.memory_cache_bytes),
         disk_used_bytes: a.disk_used_bytes.max(b.disk_used_bytes),
         disk_total_bytes: a.disk_total_bytes.max(b.disk_total_bytes),
+        received_bytes: a.received_bytes.max(b.received_bytes),
+        sent_bytes: a.sent_bytes.max(b.sent_bytes),
     }
 }
 
@@ -86,6 +88,8 @@ mod tests {
             memory_cache_bytes: 100 - memory,
             disk_used_bytes: 1,
             disk_total_bytes: 2,
+            received_bytes: at_s.unsigned_abs(),
+            sent_bytes: 3,
         };
         let samples = [
             sample(0, 5, 10),

@@ -27,13 +27,21 @@ pub(crate) struct Sample {
     pub(crate) disk_used_bytes: u64,
     /// Disk limit, in bytes.
     pub(crate) disk_total_bytes: u64,
+    /// What it has received since it was created, in bytes.
+    pub(crate) received_bytes: u64,
+    /// What it has sent since it was created, in bytes.
+    pub(crate) sent_bytes: u64,
 }
 
 /// The version of the layout.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// The version before, which is the same without [`NETWORK`].
+const WITHOUT_NETWORK: u8 = 1;
 const PAGE: u64 = 4096;
 /// Number of values after the time, each with a flag.
 const VALUES: usize = 6;
+/// The flag for the bytes that were received and sent, which are the last two numbers.
+const NETWORK: u8 = 1 << 6;
 /// The flag for memory and disk in bytes instead of pages.
 const IN_BYTES: u8 = 1 << 7;
 
@@ -60,6 +68,7 @@ pub(super) fn encode(samples: &[Sample]) -> String {
     let mut at_ms = 0;
     let mut step_ms = 0;
     let mut values = [0; VALUES];
+    let mut network = [0_u64; 2];
     for sample in samples {
         let sample_ms = sample.at_us.div_euclid(1000);
         let next = sample.values();
@@ -78,11 +87,19 @@ pub(super) fn encode(samples: &[Sample]) -> String {
                 write_number(&mut changes, (next / unit).wrapping_sub(before / unit).cast_signed());
             }
         }
+        let next_network = [sample.received_bytes, sample.sent_bytes];
+        if next_network != network {
+            flags |= NETWORK;
+            for (next, before) in next_network.iter().zip(network) {
+                write_number(&mut changes, next.wrapping_sub(before).cast_signed());
+            }
+        }
         bytes.push(flags);
         bytes.extend(changes);
         step_ms = sample_ms - at_ms;
         at_ms = sample_ms;
         values = next;
+        network = next_network;
     }
     STANDARD_NO_PAD.encode(bytes)
 }
@@ -91,13 +108,14 @@ pub(super) fn encode(samples: &[Sample]) -> String {
 pub(super) fn decode(text: &str) -> Option<Vec<Sample>> {
     let bytes = STANDARD_NO_PAD.decode(text).ok()?;
     let (version, mut rest) = bytes.split_first()?;
-    if *version != VERSION {
+    if ![VERSION, WITHOUT_NETWORK].contains(version) {
         return None;
     }
     let cpu_count = u32::try_from(read_number(&mut rest)?).ok()?;
     let mut at_ms: i64 = 0;
     let mut step_ms: i64 = 0;
     let mut values = [0_u64; VALUES];
+    let mut network = [0_u64; 2];
     let mut samples = Vec::new();
     while let Some((flags, after)) = rest.split_first() {
         rest = after;
@@ -110,6 +128,12 @@ pub(super) fn decode(text: &str) -> Option<Vec<Sample>> {
                 *value = changed.wrapping_mul(unit);
             }
         }
+        if flags & NETWORK != 0 {
+            for value in &mut network {
+                *value = value.wrapping_add(read_number(&mut rest)?.cast_unsigned());
+            }
+        }
+        let [received_bytes, sent_bytes] = network;
         let [
             cpu,
             memory_used_bytes,
@@ -127,6 +151,8 @@ pub(super) fn decode(text: &str) -> Option<Vec<Sample>> {
             memory_cache_bytes,
             disk_used_bytes,
             disk_total_bytes,
+            received_bytes,
+            sent_bytes,
         });
     }
     Some(samples)
@@ -174,6 +200,8 @@ mod tests {
             memory_cache_bytes: 1 << 20,
             disk_used_bytes: 8 << 20,
             disk_total_bytes: 10 << 30,
+            received_bytes: 0,
+            sent_bytes: 0,
         }
     }
 
@@ -192,6 +220,8 @@ mod tests {
             memory_cache_bytes: 1,
             disk_used_bytes: 4095,
             disk_total_bytes: 4097,
+            received_bytes: u64::MAX,
+            sent_bytes: 1,
         };
         let cpu_count = odd.cpu_count;
         let even = Sample { cpu_count, ..sample(5) };
@@ -214,6 +244,8 @@ mod tests {
                 memory_used_bytes: n * 7919 % 100_000 * PAGE,
                 memory_cache_bytes: n * 104_729 % 100_000 * PAGE,
                 disk_used_bytes: n * 1_299_709 % 1_000_000 * PAGE,
+                received_bytes: n * 1_000_003,
+                sent_bytes: n * 50_021,
                 ..sample(u32::try_from(n).expect("small"))
             })
             .collect();
@@ -221,9 +253,18 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_the_version_before_have_no_network() {
+        let quiet: Vec<Sample> = (0..3).map(sample).collect();
+        let mut bytes = STANDARD_NO_PAD.decode(encode(&quiet)).expect("base64");
+        assert_eq!(bytes[0], VERSION);
+        bytes[0] = WITHOUT_NETWORK;
+        assert_eq!(decode(&STANDARD_NO_PAD.encode(bytes)), Some(quiet));
+    }
+
+    #[test]
     fn damaged_text_is_rejected() {
         let text = encode(&[sample(0), sample(1)]);
-        for damaged in ["", "A", "AgQ", "!", &text[..text.len() - 4], "AQT/////////////"] {
+        for damaged in ["", "A", "AwQ", "!", &text[..text.len() - 4], "AQT/////////////"] {
             assert_eq!(decode(damaged), None, "{damaged}");
         }
     }

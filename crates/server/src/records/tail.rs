@@ -1,7 +1,7 @@
 //! The newest samples of one sandbox, until they are written.
 
 use model::id::{SandboxId, TeamId};
-use protocol::node::SandboxSample;
+use protocol::node::{NetworkBytes, SandboxSample};
 use store::records::MetricChunk;
 
 use super::encoding::{self, Sample};
@@ -22,6 +22,7 @@ pub(super) struct Tail {
     has_paused: bool,
     /// Time and CPU time of the last reading.
     before: Option<(i64, u64)>,
+    network: NetworkTotal,
     samples: Vec<Sample>,
     last: Option<Sample>,
     /// Number of samples of the current row.
@@ -40,6 +41,7 @@ impl Tail {
             started_us: None,
             has_paused: false,
             before: None,
+            network: NetworkTotal::default(),
             samples: Vec::new(),
             last: None,
             full_at: 1 + spread % CHUNK_SAMPLES,
@@ -51,8 +53,16 @@ impl Tail {
         self.started_us = Some(started_us);
     }
 
-    /// Stops sampling until the sandbox is started again: it is paused.
-    pub(super) fn pause(&mut self) {
+    /// Has the sandbox go on with what it had received and sent in a sample of an earlier run of the platform.
+    pub(super) fn recall(&mut self, before: &Sample) {
+        self.network.recalled = Some(*before);
+    }
+
+    /// Stops sampling until the sandbox is started again: it is paused. `network` is what it had received and sent.
+    pub(super) fn pause(&mut self, network: Option<NetworkBytes>) {
+        if let Some(network) = network {
+            self.network.count(network);
+        }
         self.started_us = None;
         self.has_paused = true;
         self.before = None;
@@ -73,6 +83,7 @@ impl Tail {
         let Some(started_us) = self.started_us else {
             return false;
         };
+        let [received_bytes, sent_bytes] = self.network.count(reading.network);
         let is_first_run = !self.has_paused;
         let first = || {
             (is_first_run && (0..=FIRST_WITHIN_US).contains(&(reading.at_us - started_us))).then_some((started_us, 0))
@@ -98,6 +109,8 @@ impl Tail {
             memory_cache_bytes: reading.memory_cache_bytes,
             disk_used_bytes: reading.disk_used_bytes,
             disk_total_bytes: reading.disk_total_bytes,
+            received_bytes,
+            sent_bytes,
         };
         self.samples.push(sample);
         self.last = Some(sample);
@@ -130,6 +143,46 @@ impl Tail {
     }
 }
 
+/// What a sandbox has received and sent, over all counters of the node, which begins a new one with each start of its processes
+/// and of the platform.
+#[derive(Debug, Default)]
+struct NetworkTotal {
+    /// By counters before the present one: received, then sent.
+    before: [u64; 2],
+    /// The last reading of the present counter.
+    counter: NetworkBytes,
+    /// A sample that is to be continued with the next reading.
+    recalled: Option<Sample>,
+}
+
+impl NetworkTotal {
+    /// Adds a reading; returns the total: received, then sent.
+    fn count(&mut self, reading: NetworkBytes) -> [u64; 2] {
+        let now = [reading.received, reading.sent];
+        if reading.since_us != self.counter.since_us {
+            self.before = self.total();
+        }
+        self.counter = reading;
+        if let Some(recalled) = self.recalled.take() {
+            let told = [recalled.received_bytes, recalled.sent_bytes];
+            for (before, (told, now)) in self.before.iter_mut().zip(told.into_iter().zip(now)) {
+                // A counter that began before that sample has some of it, and the total never falls.
+                let is_new = reading.since_us > recalled.at_us;
+                *before = before.saturating_add(if is_new { told } else { told.saturating_sub(now) });
+            }
+        }
+        self.total()
+    }
+
+    fn total(&self) -> [u64; 2] {
+        let [received, sent] = self.before;
+        [
+            received.saturating_add(self.counter.received),
+            sent.saturating_add(self.counter.sent),
+        ]
+    }
+}
+
 /// CPU time used, in hundredths of a percent of the CPU time of `cpu_count` cores.
 fn used_centi(used_us: u64, span_us: i64, cpu_count: u32) -> u32 {
     let most = u128::from(span_us.unsigned_abs()) * u128::from(cpu_count.max(1));
@@ -155,6 +208,7 @@ mod tests {
             memory_total_bytes: 3,
             disk_used_bytes: 4,
             disk_total_bytes: 5,
+            network: NetworkBytes::default(),
         }
     }
 
@@ -217,6 +271,75 @@ mod tests {
         assert_eq!((chunk.from_us, chunk.to_us), (1_000_000, 1_900_000));
         assert_eq!(tail.cut(&team, &id()), None);
         assert!(tail.last().is_some());
+    }
+
+    #[test]
+    fn what_was_received_and_sent_outlives_each_counter() {
+        let counter = |since_us, received, sent| NetworkBytes {
+            since_us,
+            received,
+            sent,
+        };
+        let mut total = NetworkTotal::default();
+        assert_eq!(total.count(counter(1, 10, 1)), [10, 1]);
+        assert_eq!(total.count(counter(1, 15, 1)), [15, 1]);
+        // Processes that were started again, which have received more than those before at the first reading.
+        assert_eq!(total.count(counter(9, 100, 7)), [115, 8]);
+        assert_eq!(total.count(counter(9, 101, 7)), [116, 8]);
+        // The next run of the platform knows what was told.
+        let told = |at_us| Sample {
+            at_us,
+            received_bytes: 116,
+            sent_bytes: 8,
+            ..sampled()
+        };
+        for (at_us, want) in [(19, [120, 9]), (20, [116, 8])] {
+            let mut total = NetworkTotal {
+                recalled: Some(told(at_us)),
+                ..NetworkTotal::default()
+            };
+            assert_eq!(total.count(counter(20, 4, 1)), want);
+            assert_eq!(total.count(counter(20, 5, 1)), [want[0] + 1, want[1]]);
+        }
+        // A node that went on while the server was restarted.
+        let mut total = NetworkTotal {
+            recalled: Some(told(30)),
+            ..NetworkTotal::default()
+        };
+        assert_eq!(total.count(counter(20, 200, 3)), [200, 8]);
+    }
+
+    #[test]
+    fn the_last_bytes_before_a_pause_are_counted() {
+        let mut tail = Tail::new(&id(), 1);
+        tail.start(1_000_000);
+        let reading = |at_us, since_us, received| SandboxSample {
+            network: NetworkBytes {
+                since_us,
+                received,
+                sent: 0,
+            },
+            ..reading(at_us, 0)
+        };
+        tail.push(&reading(2_000_000, 5, 10));
+        tail.pause(Some(NetworkBytes {
+            since_us: 5,
+            received: 30,
+            sent: 0,
+        }));
+        tail.start(3_000_000);
+        tail.push(&reading(4_000_000, 6, 1));
+        tail.push(&reading(5_000_000, 6, 2));
+        let received: Vec<u64> = tail.samples().iter().map(|sample| sample.received_bytes).collect();
+        assert_eq!(received, [10, 32]);
+    }
+
+    /// Any sample.
+    fn sampled() -> Sample {
+        let mut tail = Tail::new(&id(), 1);
+        tail.start(0);
+        tail.push(&reading(1_000_000, 0));
+        tail.last().expect("a sample")
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Sandboxes {
                 }
                 let entry = self.register(&row, admission, injections.get(&row.id));
                 if row.state == State::Paused {
-                    self.tracked.records.stop_sampling(&row.id);
+                    self.tracked.records.stop_sampling(&row.id, None);
                     let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
                     self.retain(&entry.turn().await, paused_us);
                 } else {
@@ -80,6 +80,7 @@ impl Sandboxes {
                 self.tracked.records.end(&row.id);
             }
         }
+        self.tracked.records.recall().await?;
         self.store().records_end_orphans(self.clock.now_us()).await?;
         Ok(count)
     }

@@ -332,13 +332,14 @@ impl Sandboxes {
             None => Ok(()),
         };
         self.finish_pause(turn, paused, self.clock.now_us(), None).await;
-        self.tracked.records.stop_sampling(id);
+        self.tracked.records.stop_sampling(id, paused.network);
         self.tracked.log(id, &LifecycleEvent::Paused(reason, paused.kept));
         self.tracked.metrics.pause(reason);
         let PausedSandbox {
             kept,
             memory_bytes,
             disk_bytes,
+            ..
         } = paused;
         let (reason, kept) = (reason.as_str(), kept.as_str());
         tracing::info!(sandbox.id = %id, reason, kept, memory_bytes, disk_bytes, "sandbox paused");

@@ -322,6 +322,8 @@ async fn counters_of_the_egress_gateway_are_exported() {
         udp: connections(20),
         bytes_sent: 31,
         bytes_received: 32,
+        streams_sent: 38,
+        streams_received: 39,
         unlogged: 33,
         intercepted: 34,
         injected: 35,
@@ -351,6 +353,8 @@ async fn counters_of_the_egress_gateway_are_exported() {
         for (name, value) in [
             ("egress_sent_bytes", 31.0),
             ("egress_received_bytes", 32.0),
+            ("ingress_sent_bytes", 38.0),
+            ("ingress_received_bytes", 39.0),
             ("egress_connections_unlogged", 33.0),
             ("egress_intercepted_connections", 34.0),
             ("egress_injected_requests", 35.0),

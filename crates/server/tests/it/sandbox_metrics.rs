@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use protocol::node::SandboxSample;
+use protocol::node::{NetworkBytes, SandboxSample};
 use serde_json::{Value, json};
 use server::settings::ServerSettings;
 
@@ -27,6 +27,11 @@ fn sample(platform: &TestPlatform, id: &str, at_s: i64, cpu_ms: u64, memory_mib:
         memory_total_bytes: 1024 * MIB,
         disk_used_bytes: 7 * MIB,
         disk_total_bytes: 10_240 * MIB,
+        network: NetworkBytes {
+            since_us: 1,
+            received: cpu_ms * 7,
+            sent: 11,
+        },
     }
 }
 
@@ -93,10 +98,11 @@ async fn all_fields_are_present() {
         at.as_second()
     };
     assert_eq!([text(&samples[0]), text(&samples[1])], [time(1), time(6)]);
-    let want = |at_s, cpu: f64, memory| {
+    let want = |at_s, cpu: f64, memory, received| {
         json!({
             "timestampUnix": time(at_s), "cpuCount": 2, "cpuUsedPct": cpu, "memUsed": memory * MIB,
             "memTotal": 1024 * MIB, "memCache": 3 * MIB + 1, "diskUsed": 7 * MIB, "diskTotal": 10_240 * MIB,
+            "networkReceived": received, "networkSent": 11,
         })
     };
     let without_text = |sample: &Value| {
@@ -105,8 +111,8 @@ async fn all_fields_are_present() {
         sample
     };
     // Half of two cores for a second since the start; then 1.234 s out of twice five.
-    assert_eq!(without_text(&samples[0]), want(1, 50.0, 10));
-    assert_eq!(without_text(&samples[1]), want(6, 12.34, 20));
+    assert_eq!(without_text(&samples[0]), want(1, 50.0, 10, 7_000));
+    assert_eq!(without_text(&samples[1]), want(6, 12.34, 20, 15_638));
     assert_eq!(samples.len(), 2);
 }
 

@@ -53,6 +53,7 @@ impl FakeNode {
                 Kept::Checkpoint | Kept::Filesystem => 0,
             },
             disk_bytes: self.kept_bytes.load(Ordering::SeqCst),
+            network: self.network_at_pause.lock().take(),
         })
     }
 }

@@ -116,6 +116,12 @@ struct SandboxMetric {
     disk_used_bytes: u64,
     #[serde(rename = "diskTotal")]
     disk_total_bytes: u64,
+    /// What it has received from clients and from outside since it was created, in bytes; an addition to the contract.
+    #[serde(rename = "networkReceived")]
+    received_bytes: u64,
+    /// What it has sent to clients and to the outside since it was created, in bytes; an addition to the contract.
+    #[serde(rename = "networkSent")]
+    sent_bytes: u64,
 }
 
 impl SandboxMetric {
@@ -130,6 +136,8 @@ impl SandboxMetric {
             memory_cache_bytes: sample.memory_cache_bytes,
             disk_used_bytes: sample.disk_used_bytes,
             disk_total_bytes: sample.disk_total_bytes,
+            received_bytes: sample.received_bytes,
+            sent_bytes: sample.sent_bytes,
         }
     }
 }

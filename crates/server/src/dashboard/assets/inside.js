@@ -1,7 +1,7 @@
 // Parts of the page of a sandbox: its use, its processes, its ports and its network.
 //
-// Processes come from its agent, ports and traffic from files of its kernel (`/proc/net`), which the agent reads like any other:
-// whoever is root inside may show other ones, so they are bounded and shown as text.
+// Its use is what the host measures. Processes come from its agent, and ports from files of its kernel (`/proc/net`), which the agent
+// reads like any other: whoever is root inside may show other ones, so they are bounded and shown as text.
 
 import { bounded, call } from './agent.js'
 import { change, encoded, get, isAborted, items, MARK, now, path, reason, withQuery } from './api.js'
@@ -15,7 +15,6 @@ const PROCESSES_MS = 3000
 const PORTS_MS = 5000
 const FILE_MAX = 256 * 1024
 const ROWS_MAX = 200
-const TRAFFIC_POINTS = 720
 const LISTENS = '0A'
 // The port of the agent, which is no one's to open.
 const AGENT_PORT = 49983
@@ -31,18 +30,9 @@ async function kernelFile(context, name) {
   return new TextDecoder().decode((await bounded(response, FILE_MAX)).bytes)
 }
 
-/** Bytes received and sent by all interfaces but the loopback, of the text of `/proc/net/dev`. */
-export function trafficOf(text) {
-  let received = 0
-  let sent = 0
-  for (const line of text.split('\n').slice(2, 100)) {
-    const [name, rest = ''] = line.split(':')
-    const values = rest.trim().split(/\s+/u).map(Number)
-    if (name.trim() === 'lo' || values.length < 9 || !values.every(Number.isFinite)) continue
-    received += values[0]
-    sent += values[8]
-  }
-  return { received, sent }
+/** Bytes per second between two totals that are `ms` milliseconds apart; none where the later one is smaller or no time went by. */
+export function perSecond(before, after, ms) {
+  return ms > 0 && after > before ? ((after - before) * 1000) / ms : 0
 }
 
 /** Ports on which something listens, with whether only the sandbox itself reaches them, of `/proc/net/tcp` and `tcp6`. */
@@ -74,7 +64,7 @@ export function mountOverview(root, context) {
   const cpu = plot('CPU', { text: percent, top: () => 100 })
   const memory = plot('Memory', { text: bytes, top: () => memoryTotal })
   const disk = plot('Disk', { text: bytes, top: () => diskTotal })
-  const traffic = plot('Network since this page was opened', { names: ['in', 'out'], text: (value) => `${bytes(value)}/s`, top: (largest) => Math.max(largest, 1024) })
+  const traffic = plot('Network', { names: ['in', 'out'], text: (value) => `${bytes(value)}/s`, top: (largest) => Math.max(largest, 1024) })
   let memoryTotal = 1
   let diskTotal = 1
   const status = make('p', { className: 'state-line' })
@@ -97,6 +87,8 @@ export function mountOverview(root, context) {
     cpu.draw(series((one) => number(one.cpuUsedPct)), span)
     memory.draw(series((one) => number(one.memUsed)), span)
     disk.draw(series((one) => number(one.diskUsed)), span)
+    const rates = (total) => times.slice(1).map((at, before) => [at, perSecond(total(list[before]), total(list[before + 1]), at - times[before])])
+    traffic.draw([rates((one) => number(one.networkReceived)), rates((one) => number(one.networkSent))], span)
     const last = list.at(-1)
     setText(status, last ? `Measured ${duration(now() - times.at(-1))} ago; memory of ${bytes(last.memTotal)}, disk of ${bytes(last.diskTotal)}.` : 'There are no samples in this range.')
   }
@@ -108,30 +100,8 @@ export function mountOverview(root, context) {
   )
   range.addEventListener('change', () => again())
 
-  const points = { received: [], sent: [] }
-  let before = null
-  let isRunning = context.facts?.state === 'running'
-  const begin = now()
-  traffic.draw([[], []], [begin, begin + 1])
-  poll(signal, METRICS_MS, async () => {
-    if (!isRunning) {
-      before = null
-      return
-    }
-    const counted = { at: now(), ...trafficOf(await kernelFile(context, '/proc/net/dev')) }
-    if (before && counted.at > before.at) {
-      for (const kind of ['received', 'sent']) {
-        points[kind].push([counted.at, Math.max(0, ((counted[kind] - before[kind]) * 1000) / (counted.at - before.at))])
-        if (points[kind].length > TRAFFIC_POINTS) points[kind].shift()
-      }
-      traffic.draw([points.received, points.sent], [points.received[0][0] - METRICS_MS, counted.at])
-    }
-    before = counted
-  })
-
   let drawn = ''
   function update(sandbox) {
-    isRunning = sandbox?.state === 'running'
     if (!sandbox) return
     const text = JSON.stringify(sandbox)
     if (text === drawn) return

@@ -86,7 +86,6 @@ test('ports are read from what the kernel says, or a liar in its place', () => {
   assert.ok(portsOf(head + line('00000000:0BB8').repeat(100_000)).length === 1)
   assert.equal(portUrl(3000, 'iabc', 'example.com:8443', 'https:'), 'https://3000-iabc.example.com:8443')
 })
-})
 
 test('a rate is never less than nothing, and never without time', () => {
   assert.equal(perSecond(1000, 6000, 5000), 1000)

@@ -299,7 +299,7 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
             "except OSError as e: print('forked', n, e.errno, flush=True)\n"
         )
         bomb: list[str] = []
-        thread = threading.Thread(target=lambda: bomb.append(sandbox.run(f'python3 -c "{code}" & sleep 20; kill $(jobs -p); wait', code=None)))
+        thread = threading.Thread(target=lambda: bomb.append(sandbox.run(f'python3 -c "{code}" & wait', code=None)))
         thread.start()
         until(lambda: sandbox.counter("pids.events", "max") > held, "the limit is met")
         current = int(sandbox.value("pids.current"))
@@ -314,10 +314,12 @@ def checks(platform: Plain | Systemd, kind: str) -> None:
     @check("cpu limit: two busy loops are throttled")
     def _() -> str:
         before_ = sandbox.counter("cpu.stat", "nr_throttled")
-        sandbox.run("timeout 5 bash -c 'while :; do :; done' & timeout 5 bash -c 'while :; do :; done' & wait", code=None)
-        throttled = sandbox.counter("cpu.stat", "nr_throttled") - before_
-        expect(throttled > 0, sandbox.value("cpu.stat"))
-        return f"{throttled} periods throttled"
+        # For as long as it takes: where others take the host's processors, both together may get less than the limit for a while.
+        for _ in range(CPUS + 1):
+            sandbox.start("while :; do :; done")
+        until(lambda: sandbox.counter("cpu.stat", "nr_throttled") > before_, "the loops are throttled")
+        sandbox.run("pkill -f 'while :; do :[;] done'", code=None)
+        return f"{sandbox.counter('cpu.stat', 'nr_throttled') - before_} periods throttled"
 
     @check("disk limit: the image is full at its size, and holds again after")
     def _() -> str:

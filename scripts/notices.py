@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints the licences of everything that is built into the binary: each text once, with the packages that it is for.
 
-Usage: notices.py REPOSITORY. Licences ask to be given along with binaries; `xtask tidy` checks that they ask for no more.
+Usage: notices.py REPOSITORY [TARGET]. Licences ask to be given along with binaries; `xtask tidy` checks that they ask for no more.
 """
 
 import json
@@ -17,9 +17,9 @@ def cargo(root: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def built_in(root: Path) -> set[tuple[str, str]]:
+def built_in(root: Path, target: str = TARGET) -> set[tuple[str, str]]:
     """Name and version of the packages whose code is in the binary."""
-    lines = cargo(root, "tree", "-p", "cli", "--edges=normal", f"--target={TARGET}", "--prefix=none", "--format={p}")
+    lines = cargo(root, "tree", "-p", "cli", "--edges=normal", f"--target={target}", "--prefix=none", "--format={p}")
     words = (line.split() for line in lines.splitlines() if line)
     return {(name, version.removeprefix("v")) for name, version, *_ in words}
 
@@ -36,8 +36,9 @@ def texts(directory: Path) -> list[str]:
 
 def main() -> None:
     root = Path(sys.argv[1])
-    wanted = built_in(root)
-    metadata = json.loads(cargo(root, "metadata", "--format-version=1", f"--filter-platform={TARGET}"))
+    target = sys.argv[2] if len(sys.argv) > 2 else TARGET
+    wanted = built_in(root, target)
+    metadata = json.loads(cargo(root, "metadata", "--format-version=1", f"--filter-platform={target}"))
     by_text: dict[str, list[str]] = {}
     without: list[str] = []
     packages = sorted(metadata["packages"], key=lambda package: (package["name"], package["version"]))

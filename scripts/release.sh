@@ -2,7 +2,8 @@
 # Makes what is given to users: a tarball, packages for Debian and for RPM, an image for containers, a bill of materials,
 # checksums with their signature, and the program that installs all that.
 #
-# Usage: scripts/release.sh [--without PART,PART] [--fast] [DIRECTORY]   (default: target/dist)
+# Usage: scripts/release.sh [--arch amd64|arm64] [--without PART,PART] [--fast] [DIRECTORY]   (default: target/dist)
+# --arch ARCH                  for which machines (default: amd64). There is no image for arm64, and no sandbox was ever started there
 # --without PARTS              leave out some of rpm, image, sbom
 # --fast                       compress little, for tests
 # RINGFENCE_BIN                package this binary instead of building one
@@ -12,7 +13,8 @@
 #
 # Needs neither root nor Docker. The same commit gives the same files to the byte, given the same versions of rustc, gcc, dpkg and
 # the packages in the image: nothing in them tells where, when or by whom they were made. Needs, beside what a build needs: dpkg-deb, python3;
-# for a signature openssl 3; for the image mmdebstrap. The packager of RPMs is installed below target/.
+# for a signature openssl 3; for the image mmdebstrap; for arm64 elsewhere gcc-aarch64-linux-gnu, the standard library of Rust for
+# aarch64-unknown-linux-gnu, and qemu-user-static. The packager of RPMs is installed below target/.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
@@ -20,9 +22,15 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 rpm_packager_version=0.21.1
 image_suite=trixie
 help_if_asked "$@"
-without=, level=9 deb_level=6
+arch=amd64 without=, level=9 deb_level=6
 while [[ ${1:-} == -* ]]; do
   case $1 in
+    --arch)
+      [ $# -ge 2 ] || refuse "--arch needs an architecture"
+      [[ $2 =~ ^(amd64|arm64)$ ]] || refuse "--arch $2: it is amd64 or arm64"
+      arch=$2
+      shift
+      ;;
     --without)
       [ $# -ge 2 ] || refuse "--without needs parts"
       [[ ,$2 =~ ^(,(rpm|image|sbom))+$ ]] || refuse "--without $2: parts are rpm, image and sbom"
@@ -35,6 +43,11 @@ while [[ ${1:-} == -* ]]; do
   shift
 done
 [ $# -le 1 ] || refuse "one directory at most, not $#"
+case $arch in
+  amd64) machine=x86_64 others=-E ;;
+  arm64) machine=aarch64 others=-vE without+=image, ;;
+esac
+target=$machine-unknown-linux-gnu
 out=${1:-$root/target/dist}
 export LC_ALL=C TZ=UTC
 umask 022
@@ -65,14 +78,24 @@ build() {
   RINGFENCE_COMMIT=$commit \
     CFLAGS="${CFLAGS:-} -ffile-prefix-map=$root=/ringfence -ffile-prefix-map=$cargo_home=/cargo" \
     CARGO_TARGET_DIR=$root/target/dist-build CARGO_INCREMENTAL=0 \
-    cargo build --release --locked --manifest-path "$root/Cargo.toml" -p cli \
-    --config "target.x86_64-unknown-linux-gnu.rustflags=[$maps]"
-  binary=$root/target/dist-build/x86_64-unknown-linux-gnu/release/ringfence
+    cargo build --release --locked --manifest-path "$root/Cargo.toml" -p cli --target "$target" \
+    --config "target.$target.rustflags=[$maps]"
+  binary=$root/target/dist-build/$target/release/ringfence
 }
 
 binary=${RINGFENCE_BIN:-}
 [ -n "$binary" ] || build
 [ -x "$binary" ] || { echo "no binary at $binary" >&2; exit 1; }
+# The program itself, under emulation where this machine is of another kind.
+run_it() { # WORD...
+  if [ "$(uname -m)" = "$machine" ]; then
+    "$binary" "$@"
+  else
+    "qemu-$machine-static" "$binary" "$@"
+  fi
+}
+[ "$(uname -m)" = "$machine" ] || command -v "qemu-$machine-static" >/dev/null ||
+  { echo "qemu-$machine-static is not on the PATH: install qemu-user-static" >&2; exit 1; }
 mkdir -p "$out"
 
 key=${RINGFENCE_SIGNING_KEY_FILE:-}
@@ -96,7 +119,7 @@ The binary also holds the C library of GNU, linked statically, under the GNU Les
 and the standard library of Rust, under the MIT licence or the Apache License 2.0. The sources of this program, from
 which it can be linked with another C library, are where you got it from. What else is in it:
 TEXT
-  python3 "$root/scripts/notices.py" "$root"
+  python3 "$root/scripts/notices.py" "$root" "$target"
 } >"$notices"
 
 # The pages for users, which may be in folders; those for developers stay in the repository.
@@ -111,10 +134,10 @@ pages() { # DIRECTORY
 helpers() { # DIRECTORY
   local bash=$1/share/bash-completion/completions zsh=$1/share/zsh/site-functions fish=$1/share/fish/vendor_completions.d page
   mkdir -p "$bash" "$zsh" "$fish" "$1/share/man/man1"
-  "$binary" completions bash >"$bash/ringfence"
-  "$binary" completions zsh >"$zsh/_ringfence"
-  "$binary" completions fish >"$fish/ringfence.fish"
-  "$binary" manual "$work/manual"
+  run_it completions bash >"$bash/ringfence"
+  run_it completions zsh >"$zsh/_ringfence"
+  run_it completions fish >"$fish/ringfence.fish"
+  run_it manual "$work/manual"
   for page in "$work"/manual/*.1; do
     gzip -n -9 <"$page" >"$1/share/man/man1/${page##*/}.gz"
   done
@@ -138,7 +161,7 @@ helpers "$tree"
 sed 's|/usr/bin/|/usr/local/bin/|; s|/usr/share/doc/ringfence/|/usr/local/share/doc/ringfence/|' \
   "$root/packaging/ringfence.service" >"$tree/ringfence.service"
 chmod 644 "$tree/ringfence.service"
-tarball=ringfence-$version-linux-amd64.tar.gz
+tarball=ringfence-$version-linux-$arch.tar.gz
 tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=ustar \
   -cf - "ringfence-$version" | gzip -n -$level >"$out/$tarball"
 
@@ -165,10 +188,10 @@ for script in postinst prerm postrm; do
 done
 (cd "$deb" && find usr etc -type f -print0 | sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 size=$(find "$deb/usr" "$deb/etc" -type f -printf '%s\n' | awk '{ kib += int(($1 + 1023) / 1024) } END { print kib }')
-sed "s/@VERSION@/$version/; s/@SIZE@/$size/" "$root/packaging/debian/control" >"$deb/DEBIAN/control"
+sed "s/@VERSION@/$version/; s/@SIZE@/$size/; s/@ARCH@/$arch/" "$root/packaging/debian/control" >"$deb/DEBIAN/control"
 chmod 644 "$deb/DEBIAN/"{conffiles,control,md5sums}
 find "$deb" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-package=ringfence_${version}_amd64.deb
+package=ringfence_${version}_$arch.deb
 dpkg-deb --root-owner-group --threads-max=1 -Zxz -z$deb_level --build "$deb" "$out/$package" >/dev/null
 files=("$tarball" "$package")
 
@@ -180,8 +203,8 @@ if wants rpm; then
     cargo install --quiet --locked --root "$tools" "cargo-generate-rpm@$rpm_packager_version"
   fi
   python3 "$root/scripts/release/rpm.py" "$deb" "$version" "$root/packaging/rpm" >"$work/Cargo.toml"
-  rpm=ringfence-$version-1.x86_64.rpm
-  (cd "$work" && "$tools/bin/cargo-generate-rpm" --auto-req disabled --arch x86_64 --payload-compress gzip --output "$work/rpm")
+  rpm=ringfence-$version-1.$machine.rpm
+  (cd "$work" && "$tools/bin/cargo-generate-rpm" --auto-req disabled --arch $machine --payload-compress gzip --output "$work/rpm")
   mv "$work/rpm" "$out/$rpm"
   files+=("$rpm")
 fi
@@ -209,11 +232,15 @@ fi
 
 if wants sbom; then
   bom=ringfence-$version.cdx.json
-  python3 "$root/scripts/release/sbom.py" "$root" "$version" "$SOURCE_DATE_EPOCH" >"$out/$bom"
+  [ "$arch" = amd64 ] || bom=ringfence-$version-$arch.cdx.json
+  python3 "$root/scripts/release/sbom.py" "$root" "$version" "$SOURCE_DATE_EPOCH" "$target" >"$out/$bom"
   files+=("$bom")
 fi
 
-(cd "$out" && sha256sum "${files[@]}" >SHA256SUMS && cat SHA256SUMS)
+# What was made before of the same version for the other architecture stays in the list, if it is what the list says.
+other=$(cd "$out" && [ -s SHA256SUMS ] && sha256sum --check --strict --quiet SHA256SUMS >/dev/null 2>&1 &&
+  grep -F -e "ringfence-$version" -e "ringfence_${version}_" SHA256SUMS | grep $others 'arm64|aarch64' || true)
+(cd "$out" && { sha256sum "${files[@]}"; [ -z "$other" ] || printf '%s\n' "$other"; } >SHA256SUMS.new && mv SHA256SUMS.new SHA256SUMS && cat SHA256SUMS)
 # Of an earlier run, with other checksums.
 rm -f "$out/SHA256SUMS.sig" "$out/install.sh"
 if [ -n "$key" ]; then

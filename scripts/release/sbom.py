@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints what is built into the binary as a CycloneDX bill of materials: every package of cargo with its licence and hash.
 
-Usage: sbom.py REPOSITORY VERSION SECONDS. It comes from what cargo says of the lock file, so it names what was built.
+Usage: sbom.py REPOSITORY VERSION SECONDS TARGET. It comes from what cargo says of the lock file, so it names what was built.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from notices import TARGET, built_in, cargo  # noqa: E402
+from notices import built_in, cargo  # noqa: E402
 
 
 def main() -> None:
-    root, version, seconds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    wanted = built_in(root)
-    metadata = json.loads(cargo(root, "metadata", "--format-version=1", f"--filter-platform={TARGET}"))
+    root, version, seconds, target = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    wanted = built_in(root, target)
+    metadata = json.loads(cargo(root, "metadata", "--format-version=1", f"--filter-platform={target}"))
     locked = tomllib.loads((root / "Cargo.lock").read_text())["package"]
     sums = {(package["name"], package["version"]): package.get("checksum") for package in locked}
     packages = [package for package in metadata["packages"] if package["source"] and (package["name"], package["version"]) in wanted]

@@ -24,7 +24,7 @@ def test_once_is_plain_text_and_json_has_the_same(platform: Platform, sandbox: S
     assert once.returncode == 0, once.stderr
     assert sandbox.sandbox_id in once.stdout and "\x1b" not in once.stdout
     summary, header, *rows = once.stdout.splitlines()
-    assert "running" in summary and header.split() == "ID STATE CPU MEMORY DISK AGE TEMPLATE TEAM".split()
+    assert "running" in summary and header.split() == "ID STATE CPU MEMORY DISK RECEIVED SENT AGE TEMPLATE TEAM".split()
     assert any(row.split()[1] == "running" and row.split()[-1] == "default" for row in rows)
     # A pipe gets the same as --once.
     assert platform.run("top").stdout.splitlines()[1] == header

@@ -17,8 +17,8 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    ForkSandbox, FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NetworkBytes,
-    NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox,
+    ForkSandbox, FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi,
+    NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox,
     SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
@@ -164,8 +164,6 @@ pub struct FakeNode {
     pub closed_for: AtomicUsize,
     /// The usage of sandboxes; those that do not run are left out of the response.
     pub samples: Mutex<Vec<SandboxSample>>,
-    /// What the next sandbox that is paused had received and sent.
-    pub network_at_pause: Mutex<Option<NetworkBytes>>,
     /// The capacity that the host has left; none when it is unknown.
     pub room: Mutex<Option<HostCapacity>>,
     /// The reported counters of sandboxes stopped to keep the host's disk from filling up.
@@ -233,7 +231,6 @@ impl FakeNode {
             dials: AtomicUsize::new(0),
             closed_for: AtomicUsize::new(0),
             samples: Mutex::default(),
-            network_at_pause: Mutex::default(),
             room: Mutex::new(Some(HostCapacity {
                 memory_available_bytes: 64 << 30,
                 disk_available_bytes: 1 << 40,

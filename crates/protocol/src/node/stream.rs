@@ -61,7 +61,7 @@ impl SandboxStream {
         Self::new(Transport::Remote(Box::new(stream)))
     }
 
-    /// The same stream, whose bytes are counted from now on: for its sandbox, and with those of all other streams.
+    /// This stream, whose bytes are counted from now on: for its sandbox, and with those of all other streams.
     #[must_use]
     pub fn counted(self, sandbox: Arc<Traffic>, streams: Arc<Traffic>) -> Self {
         Self {

@@ -53,7 +53,12 @@ impl FakeNode {
                 Kept::Checkpoint | Kept::Filesystem => 0,
             },
             disk_bytes: self.kept_bytes.load(Ordering::SeqCst),
-            network: self.network_at_pause.lock().take(),
+            network: self
+                .samples
+                .lock()
+                .iter()
+                .find(|one| one.id == id)
+                .map(|one| one.network),
         })
     }
 }

@@ -251,6 +251,7 @@ def test_the_operator_sees_all_teams_and_ends_a_sandbox(browser: Dashboard, plat
     try:
         browser.heading("Host")
         browser.shows(sandbox.sandbox_id)
+        browser.shows("sent by all sandboxes since the start")
         for scheme, width, is_whole in LOOKS:
             browser.look(scheme, width)
             browser.check(is_whole)

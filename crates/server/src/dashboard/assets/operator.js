@@ -65,6 +65,7 @@ function counts(pairs) {
 function hostFacts(samples) {
   const of = (name) => samples.get(`ringfence_${name}`)
   const floor = (name) => (of(name) > 0 ? ` (${bytes(of(name))} are kept free)` : '')
+  const both = (what) => number(of(`egress_${what}`)) + number(of(`ingress_${what}`))
   const most = of('capacity_max_sandboxes')
   return facts([
     ['Sandboxes', `${counts(byLabel(samples, 'ringfence_sandboxes', 'state'))}${Number.isFinite(most) ? `, ${most} at most` : ''}`],
@@ -77,6 +78,7 @@ function hostFacts(samples) {
     ['Throttled', `${number(of('sandboxes_throttled'))} now, ${number(of('sandbox_throttles_total'))} since the start`],
     ['Stopped by the disk', `${number(of('sandboxes_disk_stopped'))} now, ${number(of('sandbox_disk_stops_total'))} since the start`],
     ['Requests limited', `${number(of('api_requests_limited_total'))}`],
+    ['Network', `${bytes(both('received_bytes_total'))} received, ${bytes(both('sent_bytes_total'))} sent by all sandboxes since the start`],
     ['Connections', `${number(of('client_connections'))} of clients, ${number(of('proxy_connections'))} to sandboxes`],
     ['Errors of the database', `${number(of('store_errors_total'))}`],
   ])

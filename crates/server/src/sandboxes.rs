@@ -1,4 +1,5 @@
-//! The lifecycle of sandboxes: creating, extending, ending and adopting them. Row first, then the node, then memory.
+//! The lifecycle of sandboxes: creating, extending, ending and adopting them. Row first, then the node, then memory; but a
+//! create inserts its row last, and the end of one that runs has its row removed at once, so each is one write.
 //!
 //! Work interrupted by a crash is undone at the next start, because a row that is not `running` is of a sandbox that no
 //! client knows to run. Creating and ending run on tasks of their own: a client disconnect changes nothing.

@@ -138,6 +138,8 @@ pub struct FakeNode {
     pub waiting: Notify,
     /// The requests of all starts so far.
     pub started: Mutex<Vec<StartSandbox>>,
+    /// The id of the last sandbox that was to be started, whether or not it has been.
+    pub starting: Mutex<Option<SandboxId>>,
     /// Number of calls to end a sandbox.
     pub kills: AtomicUsize,
     /// When each sandbox was ended.
@@ -218,6 +220,7 @@ impl FakeNode {
             go: Notify::new(),
             waiting: Notify::new(),
             started: Mutex::default(),
+            starting: Mutex::default(),
             kills: AtomicUsize::new(0),
             killed_at: Mutex::default(),
             running: Mutex::default(),
@@ -348,6 +351,7 @@ impl FakeNode {
 impl NodeApi for FakeNode {
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
         Box::pin(async move {
+            *self.starting.lock() = Some(request.id.clone());
             let behaviour = *self.start.lock();
             self.behave(behaviour).await?;
             let stacks: &[&[LayerId]] = match &request.image {

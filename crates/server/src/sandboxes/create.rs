@@ -1,4 +1,5 @@
-//! Creating a sandbox: row first, then the node, then memory.
+//! Creating a sandbox: the node first, then its row, which says that it runs, in one write, then memory. After a crash
+//! in between the next start ends it, because there is no row.
 //!
 //! It runs on a task of its own, so that a client disconnect changes nothing, and within a time limit: a sandbox that
 //! starts after it is ended, because its client was told that there is none.
@@ -221,22 +222,13 @@ impl Sandboxes {
         let (timeout_s, env_vars) = (spec.timeout_s, std::mem::take(&mut spec.env_vars));
         let changes = self.policies.injections.changes();
         let context = self.policies.context_of(&team, Some(&injections)).await?;
-        let mut row = self.row_of(id, team, user, spec);
-        row.injections_sealed = self.policies.injections.seal_sandbox(&row.id, &injections)?;
-        row.environment_sealed = self.seal_environment(&row.id, &env_vars)?;
-        // Also if its memory cannot be restored: the row comes first.
-        row.authority_of = build.memory.as_ref().map(|memory| memory.authority.clone());
-        let clock = Instant::now();
-        let row = self.rows.sandbox_insert(row).await?;
-        let mut store_time = clock.elapsed();
+        let mut new = self.row_of(id, team, user, spec);
+        new.injections_sealed = self.policies.injections.seal_sandbox(&new.id, &injections)?;
+        new.environment_sealed = self.seal_environment(&new.id, &env_vars)?;
+        new.authority_of = build.memory.as_ref().map(|memory| memory.authority.clone());
+        let row = self.rows.sandbox_unstored(new.clone());
+        let egress = self.policies.of(&row, context).await?;
         let entry = self.register(&row, admission, Some(&injections));
-        let egress = match self.policies.of(&row, context).await {
-            Ok(egress) => egress,
-            Err(error) => {
-                self.forget(&row.id).await;
-                return Err(error.into());
-            }
-        };
 
         let first = if repositories.is_empty() {
             egress.clone()
@@ -279,34 +271,54 @@ impl Sandboxes {
             }
         };
 
-        let (row, took) = self.store_start(row, &started.agent_version, timeout_s).await?;
-        store_time += took;
+        let (row, stored) = self.insert_started(new, &started.agent_version, timeout_s).await?;
         self.announce(&row, &entry, changes).await?;
-        let mut stages = vec![Stage::new("store", store_time)];
-        stages.extend(started.stages);
+        let mut stages = started.stages;
         stages.extend(prepared);
         stages.extend(ready);
+        stages.push(stored);
         Ok(Created { row, stages })
     }
 
-    /// Stores that a sandbox runs which the node has started, and returns how long that took. If it fails, the sandbox is ended.
+    /// Stores the row of a sandbox that runs. If it fails, the sandbox is ended.
+    pub(super) async fn insert_started(
+        self: &Arc<Self>,
+        new: NewSandbox,
+        agent_version: &str,
+        timeout_s: u32,
+    ) -> Result<(SandboxRow, Stage), CreateError> {
+        let id = new.id.clone();
+        // The start does not count as lifetime, so the times are taken now.
+        let now_us = self.clock.now_us();
+        let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(new.max_end_us);
+        let version = known_version(agent_version);
+        let clock = Instant::now();
+        match self.rows.sandbox_insert_running(new, now_us, end_us, version).await {
+            Ok(row) => Ok((row, Stage::new("store", clock.elapsed()))),
+            Err(error) => {
+                self.discard(&id).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Stores that a sandbox runs which has a row and which the node has started. If it fails, the sandbox is ended.
     pub(super) async fn store_start(
         self: &Arc<Self>,
         row: SandboxRow,
         agent_version: &str,
         timeout_s: u32,
-    ) -> Result<(SandboxRow, Duration), CreateError> {
+    ) -> Result<SandboxRow, CreateError> {
         // The start does not count as lifetime, so the times are taken now.
         let now_us = self.clock.now_us();
         let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
         let version = known_version(agent_version);
-        let clock = Instant::now();
         let change = self
             .rows
             .sandbox_started(&row.id, row.version, now_us, end_us, version)
             .await;
         let error = match change {
-            Ok(Change::Applied(row)) => return Ok((row, clock.elapsed())),
+            Ok(Change::Applied(row)) => return Ok(row),
             Ok(Change::Stale | Change::Missing) => CreateError::Died,
             Err(error) => error.into(),
         };

@@ -354,7 +354,7 @@ impl Sandboxes {
                 return Err(self.not_started(error));
             }
         };
-        let (row, _) = self.store_start(row, &started.agent_version, timeout_s).await?;
+        let row = self.store_start(row, &started.agent_version, timeout_s).await?;
         self.announce(&row, &entry, parent.changes).await?;
         Ok(row)
     }

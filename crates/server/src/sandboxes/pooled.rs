@@ -2,16 +2,14 @@
 //! a crash in between the next start ends it, because there is no row.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use protocol::node::{ClaimSandbox, Stage};
+use protocol::node::ClaimSandbox;
 
 use super::Sandboxes;
-use super::create::{CreateError, CreateRequest, Created, known_version};
+use super::create::{CreateError, CreateRequest, Created};
 use super::idempotency::KeyClaim;
 use super::repositories::preparation_policy;
 use crate::chain::Chain;
-use crate::clock::SECOND_US;
 use crate::pool::Taken;
 
 impl Sandboxes {
@@ -78,18 +76,7 @@ impl Sandboxes {
             Some(self.prepare(&row, build, repositories, egress).await?)
         };
 
-        let now_us = self.clock.now_us();
-        let end_us = (now_us + i64::from(spec.timeout_s) * SECOND_US).min(row.max_end_us);
-        let version = known_version(&claimed.agent_version);
-        let clock = Instant::now();
-        let row = match self.rows.sandbox_insert_running(new, now_us, end_us, version).await {
-            Ok(row) => row,
-            Err(error) => {
-                self.discard(&row.id).await;
-                return Err(error.into());
-            }
-        };
-        let stored = Stage::new("store", clock.elapsed());
+        let (row, stored) = self.insert_started(new, &claimed.agent_version, spec.timeout_s).await?;
         self.announce(&row, &entry, changes).await?;
         let mut stages = claimed.stages;
         stages.extend(prepared);

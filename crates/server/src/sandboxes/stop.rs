@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
+use model::lifecycle::State;
 use model::lifecycle::command::{Arrival, Command};
 use model::lifecycle::row::RowChange;
 use protocol::node::NodeError;
 
 use super::Sandboxes;
-use super::entry::{NotChanged, SandboxEntry, StopOutcome};
+use super::entry::{NotChanged, SandboxEntry, StopOutcome, Turn};
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::outcome::EndReason;
@@ -40,7 +41,7 @@ impl Sandboxes {
 
     /// Stops traffic to a sandbox immediately and ends it on a task of its own.
     pub(super) fn begin_stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> Arrival {
-        let arrival = entry.begin_stop();
+        let (arrival, before) = entry.begin_stop();
         if arrival == Arrival::Cancel {
             self.tracked.log(&entry.id, &LifecycleEvent::Ending(reason));
         }
@@ -54,7 +55,7 @@ impl Sandboxes {
                     entry,
                     outcome: StopOutcome::Failed,
                 };
-                ended.outcome = ended.sandboxes.end(&ended.entry).await;
+                ended.outcome = ended.sandboxes.end(&ended.entry, before).await;
                 if ended.outcome == StopOutcome::Gone {
                     ended.sandboxes.count_end(&ended.entry, reason);
                 }
@@ -70,25 +71,28 @@ impl Sandboxes {
         }
     }
 
-    async fn end(&self, entry: &Arc<SandboxEntry>) -> StopOutcome {
+    /// Ends a sandbox that was in the state `before`.
+    ///
+    /// Its row says first that it ends, unless it ran: then its row is removed in a moment, and what a crash leaves until then
+    /// is what other ends leave, a sandbox that runs or a row without one, and never a part of what is kept of it.
+    async fn end(&self, entry: &Arc<SandboxEntry>, before: State) -> StopOutcome {
         let id = &entry.id;
         // What writes its processes to disk gives up, whether or not a client waits for that.
         let turn = entry.turn_of(Command::Stop { is_retry: false }).await;
         self.tracked.deadlines.remove(id);
-        let change = self.rows.sandbox_change_state(id, turn.version(), RowChange::Stopping);
-        match turn.changed(change.await) {
-            // One that was changed concurrently is removed as well.
-            Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => {}
-            Err(NotChanged::Store(error)) => {
-                self.tracked
-                    .store_failed(&error, id, "cannot record that a sandbox is stopping");
-            }
+        let ran = before == State::Running;
+        if !ran {
+            self.record_stop(&turn).await;
         }
         turn.cut();
         match self.node.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
             Err(error) => {
                 tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox");
+                if ran {
+                    // It may take long, and a next start of the platform goes on with it.
+                    self.record_stop(&turn).await;
+                }
                 return StopOutcome::Failed;
             }
         }
@@ -99,6 +103,20 @@ impl Sandboxes {
         }
         self.tracked.remove(id);
         StopOutcome::Gone
+    }
+
+    async fn record_stop(&self, turn: &Turn<'_>) {
+        let change = self
+            .rows
+            .sandbox_change_state(&turn.id, turn.version(), RowChange::Stopping);
+        match turn.changed(change.await) {
+            // One that was changed concurrently is removed as well.
+            Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => {}
+            Err(NotChanged::Store(error)) => {
+                self.tracked
+                    .store_failed(&error, &turn.id, "cannot record that a sandbox is stopping");
+            }
+        }
     }
 }
 

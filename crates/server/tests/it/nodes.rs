@@ -127,8 +127,7 @@ async fn changes_to_a_sandbox_on_another_node_name_that_node() {
         async move { super::platform::send(addr, "POST", "/sandboxes", &headers, r#"{"templateID":"base"}"#.into()).await }
     });
     within(first.node.waiting.notified()).await;
-    let ids = running(&first).await;
-    let creating_id = ids.iter().find(|id| **id != sandbox).expect("a row");
+    let creating_id = first.node.starting.lock().clone().expect("a start");
     second
         .call("DELETE", &format!("/sandboxes/{creating_id}"), "")
         .await

@@ -1,9 +1,13 @@
-//! Makes the entry point of the binary the one of `crates/agent/src/spawner/sys.rs`, where there is one.
+//! Makes the entry point of the binary the one of `crates/agent/src/spawner/sys.rs`, where there is one, and lays it out for huge
+//! pages.
 
 #![expect(
     clippy::disallowed_methods,
     reason = "cargo says in the environment what a binary is built for"
 )]
+
+/// Bytes of a huge page.
+const HUGE_PAGE: u32 = 2 << 20;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -20,4 +24,7 @@ fn main() {
     ] {
         println!("cargo::rustc-link-arg-bin=ringfence={argument}");
     }
+    // Parts of the file that are huge pages in memory are mapped as huge pages, which needs addresses that fit: one fault
+    // instead of up to 512, and no page table. The file does not become larger.
+    println!("cargo::rustc-link-arg-bin=ringfence=-Wl,-z,max-page-size={HUGE_PAGE}");
 }

@@ -16,6 +16,7 @@ mod fixtures;
 mod ids;
 mod pages;
 mod prepare;
+mod program;
 mod progress;
 mod restore;
 mod root;
@@ -59,11 +60,12 @@ const IDLE: rustix::time::Timespec = rustix::time::Timespec {
 /// Runs a launcher on the socket that is its standard input, until the platform closes it.
 #[must_use]
 pub fn main() -> ExitCode {
+    let memory = program::in_memory();
     let socket = match rustix::io::fcntl_dupfd_cloexec(io::stdin(), setup::ABOVE_PLACES) {
         Ok(socket) => socket,
         Err(_) => return ExitCode::FAILURE,
     };
-    match serve(&socket) {
+    match serve(&socket, memory) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The platform, waiting for the first reply, includes this in its own error.
@@ -73,7 +75,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn serve(socket: &OwnedFd) -> io::Result<()> {
+fn serve(socket: &OwnedFd, memory: Option<OwnedFd>) -> io::Result<()> {
     sys::ignore_children();
     // A new session: input on the platform's terminal is for the platform only, and a launcher ends when its socket
     // closes. Cannot fail: a new process does not lead a group.
@@ -91,7 +93,7 @@ fn serve(socket: &OwnedFd) -> io::Result<()> {
     LazyLock::force(&seccomp::PROGRAM);
     reset_oom_score().during("reset oom_score_adj")?;
     match hello.work {
-        Work::Sandboxes | Work::Restores => Launcher::prepare(&hello, tree, in_cpuset)?.serve(socket),
+        Work::Sandboxes | Work::Restores => Launcher::prepare(&hello, tree, in_cpuset, memory)?.serve(socket),
         Work::Spawners => spawner::serve(socket, &tree, hello.settings.open_files),
         Work::Commit => commit::serve(socket, &hello.settings.data_dir),
         Work::Rebase => rebase::serve(socket, &hello.settings.data_dir),
@@ -138,7 +140,7 @@ struct Launcher {
 }
 
 impl Launcher {
-    fn prepare(hello: &Hello, tree: OpenTree, in_cpuset: bool) -> io::Result<Self> {
+    fn prepare(hello: &Hello, tree: OpenTree, in_cpuset: bool, memory: Option<OwnedFd>) -> io::Result<Self> {
         let data_dir = crate::files::open_dir(&hello.settings.data_dir).during("open the data directory")?;
         sys::keep_capabilities_over_setuid(true).during("keep capabilities")?;
         let groups = hello.tree.shown(in_cpuset);
@@ -146,7 +148,7 @@ impl Launcher {
         let host_mounts =
             rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty()).during("open the host's mounts")?;
         let fixtures = Fixtures::new(&groups).during("read the host's controllers")?;
-        make_private_root(&hello.settings.data_dir, &groups).during("create the launcher's mounts")?;
+        make_private_root(&hello.settings.data_dir, &groups, memory).during("create the launcher's mounts")?;
         let interface = find_interface().during("find a kind of network interface")?;
         let loops = Loops::open(Path::new(HOST_DEV)).during("open /dev/loop-control")?;
         Ok(Self {

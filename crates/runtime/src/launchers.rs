@@ -449,6 +449,7 @@ impl LauncherProcess {
         #[expect(clippy::disallowed_methods, reason = "launchers are processes of this program")]
         let process = Command::new("/proc/self/exe")
             .arg("launcher")
+            .args(hello.work.argument())
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::from(locks.launchers.try_clone()?))

@@ -301,6 +301,16 @@ pub(crate) fn raise_fd(fd: RawFd, lowest: RawFd) -> io::Result<RawFd> {
     Ok(RawFd::try_from(raised).unwrap_or(-1))
 }
 
+/// Takes over a descriptor that was left open for this process when it was executed. It gets another number.
+pub(crate) fn adopt(fd: RawFd) -> io::Result<OwnedFd> {
+    let moved = raise_fd(fd, fd + 1)?;
+    // SAFETY: the old number has no owner in this process. The new one was just made, and nothing else owns it.
+    unsafe {
+        libc::close(fd);
+        Ok(OwnedFd::from_raw_fd(moved))
+    }
+}
+
 /// Replaces this process, with an empty environment. Returns only the error.
 pub(crate) fn exec(path: &CStr, arguments: &[&CStr]) -> io::Error {
     let mut argv: Vec<*const libc::c_char> = arguments.iter().map(|a| a.as_ptr()).collect();

@@ -50,6 +50,16 @@ pub(crate) enum Work {
     Archive,
 }
 
+/// Argument of a launcher that executes a copy of its program in memory first.
+pub(crate) const COPIED: &str = "copied";
+
+impl Work {
+    /// The argument of a launcher with this task, if it has one. Those that clone the agents of new sandboxes execute a copy.
+    pub(crate) fn argument(self) -> Option<&'static str> {
+        (self == Self::Sandboxes).then_some(COPIED)
+    }
+}
+
 /// Request to a launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {

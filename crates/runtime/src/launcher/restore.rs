@@ -37,7 +37,6 @@ use std::path::Path;
 
 use model::resources::Resources;
 use rustix::fs::{CWD, Mode, OFlags};
-use rustix::mount::MountFlags;
 use rustix::net::SocketType;
 
 use super::Launcher;
@@ -45,6 +44,7 @@ use super::child::{ChildWait, Unfinished, end_with, has_ended, pair, reported, r
 use super::ids::{clone_as, map_ids};
 use super::pages::PagesCheck;
 use super::prepare::{Attached, FileSystems, Wanted};
+use super::program;
 use super::progress::{LOOK, Progress};
 use super::steps::{During, STEP, Stages};
 use crate::cgroup::open::{Entry, while_restored};
@@ -54,7 +54,7 @@ use crate::checkpoint::lost::{self, Lost};
 use crate::checkpoint::rpc::{CriuSettings, Task};
 use crate::checkpoint::{self, About, dump, facts, ghosts, ids, mounts};
 use crate::figures::Figures;
-use crate::files::write_at;
+use crate::files::{open_dir, write_at};
 use crate::mounts::trees::Trees;
 use crate::mounts::{Layout, MOUNTS, Mount, Source, Treatment};
 use crate::processors::{self, View};
@@ -67,6 +67,8 @@ use crate::{base, mounting, netlink, place, sockets};
 
 /// Path of the agents' programs of checkpoints in the launcher.
 const PROGRAMS: &str = "/programs";
+/// Name of such a program until it is complete.
+const UNFINISHED: &str = "new";
 
 /// What a conductor needs.
 struct Parts<'a> {
@@ -239,19 +241,16 @@ impl Launcher {
         // A file system of its own, on which it has the same path as the program of this launcher: inside, that is in the
         // mount table.
         let place = Path::new(PROGRAMS).join(hash);
-        let path = place.join(place::AGENT.trim_start_matches('/'));
+        let path = place.join(program::file_name());
         if !path.exists() {
             if !place.exists() {
                 std::fs::DirBuilder::new().recursive(true).create(&place)?;
-                rustix::mount::mount("tmpfs", &place, "tmpfs", MountFlags::NOSUID, Some(c"mode=755"))?;
+                mounting::attach(program::memory()?.as_fd(), open_dir(&place)?.as_fd(), "")?;
             }
             let stored = Path::new(checkpoint::agents::DIRECTORY).join(hash);
             let stored = rustix::fs::openat(&self.data_dir, stored, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-            let unfinished = path.with_extension("new");
-            let mut copy = File::create(&unfinished)?;
-            io::copy(&mut File::from(stored), &mut copy)?;
-            unreadable(&copy)?;
-            std::fs::rename(&unfinished, &path)?;
+            program::copy(File::from(stored), open_dir(&place)?.as_fd(), UNFINISHED)?;
+            std::fs::rename(place.join(UNFINISHED), &path)?;
         }
         let file = File::open(&path)?;
         let path = path.into_os_string().into_string();
@@ -336,13 +335,8 @@ impl<'a> Readable<'a> {
 
 impl Drop for Readable<'_> {
     fn drop(&mut self) {
-        let _ = unreadable(self.0);
+        let _ = program::make_unreadable(self.0);
     }
-}
-
-fn unreadable(program: &File) -> io::Result<()> {
-    program.set_permissions(Permissions::from_mode(0o711))?;
-    std::os::unix::fs::fchown(program, None, Some(0))
 }
 
 /// A sysfs that no other process sees: of a network namespace that is gone.
@@ -490,7 +484,7 @@ fn run(socket: BorrowedFd<'_>, tree: &crate::cgroup::open::OpenTree, parts: &Par
                     }
                     "pre-resume" => {
                         // Before anything in it runs.
-                        unreadable(parts.program)?;
+                        program::make_unreadable(parts.program)?;
                         is_restored = agent > 0;
                         in_child(|| end_connections(agent)).during("end connections")?;
                         for pid in [agent, criu.pid()] {

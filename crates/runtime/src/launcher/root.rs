@@ -1,17 +1,19 @@
 //! The mounts of a launcher: only what sandboxes are created from.
 
 use std::ffi::CString;
-use std::fs::Permissions;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
+use super::program;
 use crate::cgroup_view::Shown;
+use crate::files::open_dir;
 use crate::layers::Layers;
 use crate::rootfs::LAYERS_MAX;
-use crate::{base, place, skeleton, sys};
+use crate::{base, mounting, place, skeleton, sys};
 
 /// Path of the host's /dev in the launcher.
 pub(super) const HOST_DEV: &str = "/host-dev";
@@ -22,14 +24,25 @@ pub(super) const STORED: &str = "/stored";
 /// Path of the skeleton of file systems without `base` in the launcher.
 pub(super) const SKELETON: &str = "/skeleton";
 
-/// Replaces the host's mounts by a root with only what sandboxes are created from.
-pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result<()> {
+/// Replaces the host's mounts by a root with only what sandboxes are created from. The root is `memory`, which has the program
+/// of agents ([`program::in_memory`]), or a new file system with a copy of it.
+pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown], memory: Option<OwnedFd>) -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWNS)?;
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private)?;
     let root = data_dir.join("mnt");
     std::fs::create_dir_all(&root)?;
-    tmpfs(&root)?;
+    // A copy, so that a sandbox's mount table does not reveal where the platform is on the host, and an upgrade in
+    // place does not affect running sandboxes.
+    let memory = match memory {
+        Some(memory) => memory,
+        None => {
+            let memory = program::memory()?;
+            program::copy(File::open("/proc/self/exe")?, memory.as_fd(), program::file_name())?;
+            memory
+        }
+    };
+    mounting::attach(memory.as_fd(), open_dir(&root)?.as_fd(), "")?;
     let at = |path: &str| root.join(path.trim_start_matches('/'));
     for dir in [
         place::NEW,
@@ -52,12 +65,6 @@ pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result
     for index in 0..LAYERS_MAX {
         std::fs::create_dir(at(place::LAYERS).join(index.to_string()))?;
     }
-    // A copy, so that a sandbox's mount table does not reveal where the platform is on the host, and an upgrade in
-    // place does not affect running sandboxes.
-    std::fs::copy("/proc/self/exe", at(place::AGENT))?;
-    // Executable but not readable: the kernel then treats the memory of an agent as the host's, whatever its user id,
-    // and keeps root inside from tracing it and from writing to its files in /proc.
-    std::fs::set_permissions(at(place::AGENT), Permissions::from_mode(0o711))?;
     bind(Path::new("/dev"), &at(HOST_DEV))?;
     bind(Path::new("/usr"), &at("/usr"))?;
     bind(base::Versions::new(Path::new("/"), data_dir).path(), &at(BASE))?;
@@ -82,11 +89,6 @@ pub(super) fn make_private_root(data_dir: &Path, groups: &[Shown]) -> io::Result
     }
     std::env::set_current_dir(&root)?;
     sys::pivot_to_current_directory()
-}
-
-fn tmpfs(at: &Path) -> io::Result<()> {
-    let flags = MountFlags::NOSUID;
-    Ok(rustix::mount::mount("tmpfs", at, "tmpfs", flags, Some(c"mode=755"))?)
 }
 
 fn bind(from: &Path, to: &Path) -> io::Result<()> {

@@ -71,6 +71,15 @@ pub(crate) fn attach(mount: BorrowedFd<'_>, dir: BorrowedFd<'_>, path: &str) -> 
     Ok(rustix::mount::move_mount(mount, "", dir, path, flags)?)
 }
 
+/// Mounts what is at a path at another path as well, with the attributes that it has there: one system call, where a clone that is
+/// attached takes five. Follows links, so both paths must be the platform's or the kernel's own.
+///
+/// # Errors
+/// Those of the kernel.
+pub(crate) fn bind(from: &str, to: &str) -> io::Result<()> {
+    Ok(rustix::mount::mount_bind(from, to)?)
+}
+
 /// Opens an absolute path as it is in a tree, without leaving the tree and without following any link.
 ///
 /// # Errors

@@ -288,7 +288,7 @@ impl Source {
 
 impl Cover {
     /// Path of the fixture.
-    const fn path(self) -> &'static str {
+    pub(crate) const fn path(self) -> &'static str {
         match self {
             Self::File => "dev/null",
             Self::Directory => "empty",

@@ -18,7 +18,7 @@ use rustix::time::{ClockId, Timespec};
 use crate::cgroup_view::Shown;
 use crate::files::write_at;
 use crate::mounts::trees::Trees;
-use crate::mounts::{self, Layout, MOUNTS, Mount, Source, When};
+use crate::mounts::{self, Cover, Layout, MOUNTS, Mount, Source, When};
 use crate::processors::{self, View};
 use crate::rootfs::Overlay;
 use crate::{base, confine, mounting, netlink, place, sys, wire};
@@ -306,7 +306,14 @@ fn build_tree(socket: BorrowedFd<'_>, parameters: &Parameters<'_>, made: Made) -
         figures: figures.is_some(),
         agent: place::AGENT,
     };
+    // So that a cover that cannot be found is only ever missing where the kernel has nothing to hide.
+    for cover in [Cover::File, Cover::Directory] {
+        mounting::inside(fixtures.as_fd(), cover.path()).step("open a cover")?;
+    }
     let mut put = |mount: &Mount, point: &str, path: &str| -> io::Result<()> {
+        if matches!(mount.source, Source::Hidden(_)) && point.starts_with("/proc/") {
+            return cover(mount, point, path);
+        }
         let at = match mounting::inside(new.as_fd(), point) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && mount.when == When::KernelHasIt => return Ok(()),
             at => at?,
@@ -350,6 +357,15 @@ fn build_tree(socket: BorrowedFd<'_>, parameters: &Parameters<'_>, made: Made) -
     }
     rustix::process::fchdir(&new).step("enter the root")?;
     sys::pivot_to_current_directory().step("change the root")
+}
+
+/// Attaches a cover on the kernel's own `/proc`, which was mounted a moment ago, so no link is there. They are most of the mounts.
+fn cover(mount: &Mount, point: &str, path: &str) -> io::Result<()> {
+    let (from, to) = (format!("{}/{path}", place::FIXTURES), format!("{}{point}", place::NEW));
+    match mounting::bind(&from, &to) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && mount.when == When::KernelHasIt => Ok(()),
+        other => other,
+    }
 }
 
 /// Waits for the workload's groups, which the launcher creates meanwhile, and enters their namespace, in which they are the

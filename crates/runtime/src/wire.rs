@@ -259,7 +259,15 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
 
 /// Receives one packet; `None` when the peer is gone.
 pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0; MESSAGE_MAX];
+    // Not the largest message: the pages for that would be copied or cleared in every process that a launcher clones.
+    let length = loop {
+        match rustix::net::recv(socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::TRUNC) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::CONNRESET) | Ok((_, 0)) => return Ok(None),
+            other => break other?.1,
+        }
+    };
+    let mut bytes = vec![0; length.min(MESSAGE_MAX)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {

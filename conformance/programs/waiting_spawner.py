@@ -131,7 +131,8 @@ def worked(pid):
 
 def look():
     pid = replaced()
-    resident_kb = int(text(f"/proc/{pid}/statm").split()[1]) * resource.getpagesize() // 1024
+    # Not its program, which may be mapped by huge pages.
+    (own_kb,) = [int(line.split()[1]) for line in text(f"/proc/{pid}/status").splitlines() if line.startswith("RssAnon:")]
     of_spawner = worked(pid)
     for number in IGNORED:
         os.kill(pid, number)
@@ -142,7 +143,7 @@ def look():
         time.sleep(0.001)
     of_own = worked(own.pid)
     own.kill()
-    outcome = {"spawner": pid, "resident_kb": resident_kb, "worked": of_spawner, "worked_on_own": of_own}
+    outcome = {"spawner": pid, "own_kb": own_kb, "worked": of_spawner, "worked_on_own": of_own}
     print(json.dumps(outcome | {"left": spawners() == [pid]}), flush=True)
 
 

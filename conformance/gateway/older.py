@@ -6,18 +6,49 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
-tools = ["older"]
+tools = ["older", "older_asks"]
 level = "none"
+
+
+waiting: list[dict[str, Any]] = []
+QUESTIONS = {
+    "sampling/createMessage": {"messages": [{"role": "user", "content": {"type": "text", "text": "Say a word"}}], "maxTokens": 9},
+    "elicitation/create": {"message": "Your name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}},
+    "roots/list": {},
+}
 
 
 def send(**message: Any) -> None:
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 
 
-for line in sys.stdin:
-    asked = json.loads(line)
+def messages() -> Iterator[dict[str, Any]]:
+    """What came while an answer was waited for, and then what comes."""
+    while True:
+        if waiting:
+            yield waiting.pop(0)
+        elif line := sys.stdin.readline():
+            yield json.loads(line)
+        else:
+            return
+
+
+def ask(method: str) -> str:
+    """What a client answers, or why it does not."""
+    send(id=f"ask-{method}", method=method, params=QUESTIONS[method])
+    while line := sys.stdin.readline():
+        answer = json.loads(line)
+        if answer.get("id") == f"ask-{method}" and "method" not in answer:
+            return json.dumps(answer["result"]) if "result" in answer else f"error: {answer['error']['message']}"
+        waiting.append(answer)
+        send(method="notifications/message", params={"level": "warning", "data": "a call waits"})
+    sys.exit("nobody is there to answer")
+
+
+for asked in messages():
     ident, method, given = asked.get("id"), asked.get("method"), asked.get("params") or {}
     if ident is None:
         continue
@@ -32,6 +63,9 @@ for line in sys.stdin:
         send(id=ident, result={})
     elif method == "tools/list":
         send(id=ident, result={"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in tools]})
+    elif method == "tools/call" and given["name"] == "older_asks":
+        said = [ask(question) for question in given["arguments"]["what"]]
+        send(id=ident, result={"content": [{"type": "text", "text": json.dumps(said)}]})
     elif method == "tools/call":
         if token := given.get("_meta", {}).get("progressToken"):
             send(method="notifications/progress", params={"progressToken": token, "progress": 1, "message": "half"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,13 +30,14 @@ PYTHON = "/opt/mcp-gateway/environment/bin/python"
 def template(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A template with a small server and a repository, built on that of the recipe, under the name that clients ask for."""
     mcp_gateway.build(platform, tmp_path_factory.mktemp("recipe"))
-    text, older = (HERE / "server.py").read_text(), (HERE / "older.py").read_text()
+    text, older, newer = ((HERE / f"{name}.py").read_text() for name in ("server", "older", "newer"))
     # The repository of a code host, reached as a directory.
     made = (
         Template()
         .from_template("mcp-gateway")
         .run_cmd(f"mkdir -p /srv/small/acme/tools && cat >/srv/small/server.py <<'END'\n{text}\nEND", user="root")
         .run_cmd(f"cat >/srv/small/older.py <<'END'\n{older}\nEND", user="root")
+        .run_cmd(f"cat >/srv/small/newer.py <<'END'\n{newer}\nEND", user="root")
         .run_cmd(
             "cd /srv/small/acme/tools && cp ../../server.py . && git init -q && git -c user.name=a -c user.email=a@b add . && "
             "git -c user.name=a -c user.email=a@b commit -qm a && chown -R user /srv/small && "
@@ -52,6 +54,7 @@ def small(word: str, **more: object) -> dict[str, object]:
 
 
 OLDER = {"command": PYTHON, "args": ["/srv/small/older.py"]}
+NEWER = {"command": PYTHON, "args": ["/srv/small/newer.py"]}
 SERVERS = {"one": small("first", env={"SETTING": "s-1"}), "two": small("second")}
 
 
@@ -194,6 +197,107 @@ def test_changes_of_a_list(template: str) -> None:
         assert "older_grown" in asked(box, by_a_stream, mode="legacy", message_handler=message, logging_callback=line)
         # Of an older server, the gateway wants every line.
         assert lines == ["old: level debug"]
+
+
+QUESTIONS = ["sampling/createMessage", "elicitation/create", "roots/list"]
+
+
+@pytest.fixture(scope="module")
+def asks(template: str) -> Iterator[Sandbox]:
+    """A sandbox with servers of both versions that ask their clients."""
+    with Sandbox.create(mcp={"old": OLDER, "new": NEWER}, timeout=300) as made:  # type: ignore[arg-type]
+        yield made
+
+
+async def sample(_: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+    assert params.messages[0].content.text == "Say a word" and params.max_tokens == 9  # type: ignore[union-attr]
+    return types.CreateMessageResult(role="assistant", content=types.TextContent(type="text", text="word"), model="a model")
+
+
+async def elicit(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+    assert params.message == "Your name?" and "name" in params.requested_schema["properties"]  # type: ignore[union-attr]
+    return types.ElicitResult(action="accept", content={"name": "Ada"})
+
+
+async def roots(_: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri="file:///home/ada/work", name="work")])  # type: ignore[arg-type]
+
+
+ANSWERS = {"sampling_callback": sample, "elicitation_callback": elicit, "list_roots_callback": roots}
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("server", ["older", "newer"])
+def test_what_a_server_asks_reaches_the_client_of_the_call(asks: Sandbox, server: str, mode: str) -> None:
+    """Clients and servers of both versions, which have different ways for it, with each other."""
+
+    async def call(client: Client) -> list[dict[str, Any]]:
+        said = (await client.call_tool(f"{server}_asks", {"what": QUESTIONS})).content[0].text  # type: ignore[union-attr]
+        return [json.loads(answer) for answer in json.loads(said)]
+
+    text, name, directories = asked(asks, call, mode=mode, **ANSWERS)
+    assert (text["content"]["text"], text["model"], name["action"], name["content"]) == ("word", "a model", "accept", {"name": "Ada"})
+    assert [(root["uri"], root["name"]) for root in directories["roots"]] == [("file:///home/ada/work", "work")]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_what_a_client_cannot_answer_is_said(asks: Sandbox, mode: str) -> None:
+    lacking = [f"error: {question} of the server old was put to nobody: the client of this call has no {what}"
+               for question, what in zip(QUESTIONS, ("sampling", "elicitation", "roots"), strict=True)]
+
+    async def older(client: Client) -> Any:
+        return json.loads((await client.call_tool("older_asks", {"what": QUESTIONS})).content[0].text)  # type: ignore[union-attr]
+
+    assert asked(asks, older, mode=mode) == lacking
+    # A newer server does without an answer what it did, so its call is what fails.
+    with pytest.raises(MCPError, match="roots/list of the server new was put to nobody: the client of this call has no roots"):
+        asked(asks, lambda client: client.call_tool("newer_asks", {"what": ["roots/list"]}), mode=mode)
+
+    async def refuse(*_: Any) -> types.ErrorData:
+        return types.ErrorData(code=-1, message="not today")
+
+    async def decline(*_: Any) -> types.ElicitResult:
+        return types.ElicitResult(action="decline")
+
+    # What a client says instead of an answer is passed on as it is; a newer one does not send the call again then.
+    if mode == "legacy":
+        assert asked(asks, older, mode=mode, **{**ANSWERS, "sampling_callback": refuse})[0] == "error: not today"
+    assert json.loads(asked(asks, older, mode=mode, **{**ANSWERS, "elicitation_callback": decline})[1])["action"] == "decline"
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_question_for_one_of_several_clients_is_put_to_none(asks: Sandbox, mode: str) -> None:
+    """An older server does not say for which call it asks. The second question comes while another client has a call, too."""
+    others: list[asyncio.Task[Any]] = []
+
+    async def slowly(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        waits = asyncio.Event()
+
+        async def line(said: Any) -> None:
+            waits.set()
+
+        async def ask_elsewhere() -> Any:
+            headers = {"Authorization": f"Bearer {asks.get_mcp_token()}"}
+            trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
+            async with httpx2.AsyncClient(verify=trust, headers=headers, timeout=60) as http:
+                connection = streamable_http_client(asks.get_mcp_url(), http_client=http)
+                async with Client(connection, mode=mode, logging_callback=line, log_level="info", **ANSWERS) as other:
+                    return await other.call_tool("older_asks", {"what": QUESTIONS[1:2]})
+
+        others.append(asyncio.create_task(ask_elsewhere()))
+        # The server says so to the other client when the call has reached it.
+        await asyncio.wait_for(waits.wait(), within(30))
+        return await elicit(_, params)
+
+    async def call(client: Client) -> tuple[list[str], str]:
+        first = json.loads((await client.call_tool("older_asks", {"what": ["elicitation/create", "roots/list"]})).content[0].text)  # type: ignore[union-attr]
+        return first, (await others[0]).content[0].text
+
+    (name, directories), other = asked(asks, call, mode=mode, **{**ANSWERS, "elicitation_callback": slowly})
+    assert json.loads(name)["content"] == {"name": "Ada"}
+    assert directories.endswith("calls of several clients are being answered, and it is not said which of them this is for")
+    # Its own question is answered, once it is the only one.
+    assert json.loads(json.loads(other)[0])["content"] == {"name": "Ada"}
 
 
 def test_only_who_has_the_token_is_answered(box: Sandbox) -> None:

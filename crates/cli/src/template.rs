@@ -17,7 +17,6 @@ use http::Method;
 use serde_json::Value;
 
 use self::client::Client;
-use self::recipe::Carried;
 use crate::args::{AddArgs, TemplateCommand};
 use crate::config::{Config, Sources};
 use crate::credentials;
@@ -51,7 +50,7 @@ pub(crate) fn run(config: &Config, sources: &Sources, command: TemplateCommand) 
 
 /// Builds a template that the program carries.
 async fn add(client: &Client, args: &AddArgs) -> Result<ExitCode> {
-    let unpacked = Carried::named(&args.template)?.unpack()?;
+    let unpacked = recipe::unpack(recipe::named(&args.template)?)?;
     let build = unpacked.build_args(args)?;
     if args.unless_present && is_ready(client, build.name.as_deref()).await? {
         return Ok(ExitCode::SUCCESS);
@@ -76,7 +75,7 @@ async fn is_ready(client: &Client, name: Option<&str>) -> Result<bool> {
 /// # Errors
 /// When it does not; with those that it does.
 pub(crate) fn require_carried(name: &str) -> Result<()> {
-    Carried::named(name).map(|_| ())
+    recipe::named(name).map(|_| ())
 }
 
 async fn list(client: &Client, format: Format) -> Result<()> {

@@ -118,6 +118,7 @@ fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(templates::list_templates, templates::build::create_template_v2))
         .routes(routes!(templates::build::create_template))
         .routes(routes!(templates::list_default_templates))
+        .routes(routes!(templates::ready_made::list_ready_made_templates))
         .routes(routes!(
             templates::get_template,
             templates::build::rebuild_template,

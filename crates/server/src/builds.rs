@@ -13,6 +13,7 @@ mod log;
 pub(crate) mod lost;
 pub(crate) mod memories;
 mod objects;
+mod ready_made;
 pub(crate) mod recipe;
 pub(crate) mod run;
 pub(crate) mod snapshot;

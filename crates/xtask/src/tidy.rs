@@ -28,7 +28,7 @@ use self::tree::Tree;
 use crate::reference;
 
 /// The crates in which no file may use itself by way of others: all.
-const CRATES: [&str; 18] = [
+const CRATES: [&str; 19] = [
     "agent",
     "blobs",
     "cli",
@@ -41,6 +41,7 @@ const CRATES: [&str; 18] = [
     "node",
     "protocol",
     "proxy",
+    "recipes",
     "registry",
     "runtime",
     "server",

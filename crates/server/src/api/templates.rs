@@ -10,6 +10,7 @@ pub(crate) mod files;
 pub(crate) mod history;
 pub(crate) mod layers;
 pub(crate) mod manage;
+pub(crate) mod ready_made;
 pub(crate) mod start;
 pub(crate) mod status;
 pub(crate) mod tags;

@@ -22,8 +22,9 @@ from mcp.server.lowlevel import NotificationOptions
 from mcp.server.lowlevel import Server as Served
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from mcp_gateway.asked import Asking, Call, Waiting
 from mcp_gateway.configuration import Server
-from mcp_gateway.passed import KINDS, Asking, Calls, Passed, progress
+from mcp_gateway.passed import KINDS, Calls, Passed, progress
 
 LOGS = Path("/var/log/mcp-gateway")
 # Servers are programs of others, and know neither the token nor the settings of their neighbours.
@@ -51,6 +52,8 @@ class Upstream:
         self.tried = asyncio.Event()
         self.failure: str | None = None
         self._ended = asyncio.Event()
+        # What it had of each kind when it was last asked.
+        self._had: dict[str, list[Any]] = {}
 
     @property
     def log(self) -> Path:
@@ -72,6 +75,10 @@ class Upstream:
                         logging_callback=self.calls.line,
                         # Clients of the gateway say which of the lines they want.
                         log_level="debug",
+                        # Which of them can be asked for that is said when one is.
+                        sampling_callback=self.calls.sample,
+                        elicitation_callback=self.calls.elicit,
+                        list_roots_callback=self.calls.roots,
                         message_handler=self._told,
                     )
                     async with client as self.client:
@@ -119,6 +126,8 @@ class Upstream:
                 self.passed.changed("prompts")
             case types.ResourceListChangedNotification():
                 self.passed.changed("resources")
+            case types.ElicitCompleteNotification(params=params):
+                await self.passed.completed(params)
 
     async def ask(self, question: Callable[[Client], Awaitable[Any]]) -> Any:
         """What the server answers. If it answers nothing any more, it is started again."""
@@ -129,7 +138,10 @@ class Upstream:
         except Exception as error:
             try:
                 await asyncio.wait_for(client.send_ping(), ALIVE_S)
-            except Exception:
+            except Exception as silent:
+                # What is refused is answered, too: newer servers know no ping.
+                if isinstance(silent, MCPError) and silent.code != types.CONNECTION_CLOSED:
+                    raise error from None
                 self._ended.set()
                 raise MCPError(types.INTERNAL_ERROR, f"the server {self.server.name} has ended: {type(error).__name__}") from error
             raise
@@ -139,6 +151,9 @@ class Upstream:
         capabilities = self.client and self.client.server_capabilities
         if not capabilities or getattr(capabilities, kind.partition("_")[0].rstrip("s") + "s", None) is None:
             return []
+        if kind in self._had and self.calls.wait_for_a_client():
+            # Some servers do one thing at a time, and answer nothing else before they are answered.
+            return self._had[kind]
         found: list[Any] = []
         cursor: str | None = None
         for _ in range(MOST_PAGES):
@@ -147,6 +162,7 @@ class Upstream:
             cursor = page.next_cursor
             if not cursor:
                 break
+        self._had[kind] = found
         return found
 
 
@@ -164,6 +180,7 @@ class Joined:
     def __init__(self, upstreams: list[Upstream], passed: Passed) -> None:
         self.upstreams = upstreams
         self.passed = passed
+        self._waiting = Waiting()
         # What was last listed, by kind, so that a call need not ask all servers again.
         self._listed: dict[str, dict[str, tuple[Upstream, Any]]] = {}
         passed.forget = lambda kind: self._listed.pop(kind, None)
@@ -193,22 +210,37 @@ class Joined:
         found = await self.named("tools")
         return types.ListToolsResult(tools=[item.model_copy(update={"name": name}) for name, (_, item) in found.items()])
 
-    async def call_tool(self, asking: Asking, call: types.CallToolRequestParams) -> types.CallToolResult:
-        upstream, tool = await self.one("tools", call.name)
+    async def answered(self, asking: Asking, params: Any, upstream: Upstream, question: Callable[[Client, Call], Awaitable[Any]]) -> Any:
+        """What a server answers a client, or what it asks it first."""
 
-        async def tell(done: float, total: float | None, message: str | None) -> None:
-            await progress(asking, done, total, message)
+        async def run(call: Call) -> Any:
+            with upstream.calls.during(call):
+                return await upstream.ask(lambda client: question(client, call))
 
-        with upstream.calls.during(asking):
-            return await upstream.ask(lambda client: client.call_tool(tool.name, call.arguments, progress_callback=tell))
+        return await self._waiting.begun(asking, params, run)
+
+    async def call_tool(self, asking: Asking, params: types.CallToolRequestParams) -> types.CallToolResult | types.InputRequiredResult:
+        if params.request_state is not None:
+            return await self._waiting.resumed(asking, params, params.request_state)
+        upstream, tool = await self.one("tools", params.name)
+
+        async def called(client: Client, call: Call) -> types.CallToolResult:
+            async def tell(done: float, total: float | None, message: str | None) -> None:
+                await progress(call, done, total, message)
+
+            return await client.call_tool(tool.name, params.arguments, progress_callback=tell)
+
+        return await self.answered(asking, params, upstream, called)
 
     async def list_prompts(self, _: Any, __: Any) -> types.ListPromptsResult:
         found = await self.named("prompts")
         return types.ListPromptsResult(prompts=[item.model_copy(update={"name": name}) for name, (_, item) in found.items()])
 
-    async def get_prompt(self, _: Any, call: types.GetPromptRequestParams) -> types.GetPromptResult:
-        upstream, prompt = await self.one("prompts", call.name)
-        return await upstream.ask(lambda client: client.get_prompt(prompt.name, call.arguments))
+    async def get_prompt(self, asking: Asking, params: types.GetPromptRequestParams) -> types.GetPromptResult | types.InputRequiredResult:
+        if params.request_state is not None:
+            return await self._waiting.resumed(asking, params, params.request_state)
+        upstream, prompt = await self.one("prompts", params.name)
+        return await self.answered(asking, params, upstream, lambda client, _: client.get_prompt(prompt.name, params.arguments))
 
     async def list_resources(self, _: Any, __: Any) -> types.ListResourcesResult:
         return types.ListResourcesResult(resources=[item for each in self.upstreams for item in await self._of(each, "resources")])
@@ -217,16 +249,22 @@ class Joined:
         found = [item for each in self.upstreams for item in await self._of(each, "resource_templates")]
         return types.ListResourceTemplatesResult(resource_templates=found)
 
-    async def read_resource(self, _: Any, call: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        uri = str(call.uri)
+    async def read_resource(self, asking: Asking, params: types.ReadResourceRequestParams) -> types.ReadResourceResult | types.InputRequiredResult:
+        if params.request_state is not None:
+            return await self._waiting.resumed(asking, params, params.request_state)
+        uri = str(params.uri)
+
+        async def read(client: Client, _: Call) -> types.ReadResourceResult:
+            return await client.read_resource(uri)
+
         for upstream in self.upstreams:
             if any(str(item.uri) == uri for item in await self._of(upstream, "resources")):
-                return await upstream.ask(lambda client: client.read_resource(uri))
+                return await self.answered(asking, params, upstream, read)
         # One that is in no list may be of a template.
         for upstream in self.upstreams:
             if await self._of(upstream, "resource_templates"):
                 with contextlib.suppress(MCPError):
-                    return await upstream.ask(lambda client: client.read_resource(uri))
+                    return await self.answered(asking, params, upstream, read)
         raise MCPError(types.INVALID_PARAMS, f"there is no resource {uri!r}")
 
     async def _seen(self, asking: Asking, on: Callable[[Asking], Awaitable[Any]]) -> Any:

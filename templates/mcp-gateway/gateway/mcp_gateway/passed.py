@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 import mcp_types as types
-from mcp.server.context import ServerRequestContext
+from mcp import MCPError
 from mcp.server.session import ServerSession
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, PromptsListChanged, ResourcesListChanged, ToolsListChanged
+
+from mcp_gateway.asked import CURRENT, Asking, Call, Refused
 
 LEVELS: tuple[str, ...] = get_args(types.LoggingLevel)
 # Of a client that has set none.
@@ -30,7 +32,6 @@ KINDS = {
     "prompts": (PromptsListChanged, ServerSession.send_prompt_list_changed),
     "resources": (ResourcesListChanged, ServerSession.send_resource_list_changed),
 }
-Asking = ServerRequestContext[Any, Any]
 
 
 class Passed:
@@ -86,6 +87,11 @@ class Passed:
                     if not await in_time(send(client)):
                         self._forget(ident)
 
+    async def completed(self, params: types.ElicitCompleteNotificationParams) -> None:
+        """What a user was asked for by an address is there. The id is known to the client that was asked, and to no other."""
+        for client in list(self._clients.values()):
+            await in_time(client.send_elicit_complete(params.elicitation_id))
+
     def wants(self, asking: Asking, level: str) -> bool:
         """Whether a client wants lines of a level. For newer ones, the library knows it by their request."""
         ident = session(asking)
@@ -93,33 +99,68 @@ class Passed:
 
 
 class Calls:
-    """The calls of one server that are being answered: they get the lines that the server says meanwhile."""
+    """The calls of one server that are being answered: they get the lines that the server says meanwhile, and its questions."""
 
     def __init__(self, name: str, passed: Passed) -> None:
         self._name, self._passed = name, passed
-        self._open: dict[int, Asking] = {}
+        self._open: dict[int, Call] = {}
 
     @contextmanager
-    def during(self, asking: Asking) -> Iterator[None]:
-        self._open[id(asking)] = asking
+    def during(self, call: Call) -> Iterator[None]:
+        self._open[id(call)] = call
         try:
             yield
         finally:
-            self._open.pop(id(asking), None)
+            self._open.pop(id(call), None)
 
     async def line(self, said: types.LoggingMessageNotificationParams) -> None:
         """A line of the server. Which call it belongs to is not said, so all that are open get it, with the name of the server."""
         name = f"{self._name}/{said.logger}" if said.logger else self._name
-        for key, asking in list(self._open.items()):
-            if self._passed.wants(asking, said.level):
-                send = asking.session.send_log_message(said.level, said.data, name, related_request_id=asking.request_id)
-                if not await in_time(send):
-                    self._open.pop(key, None)
+        for call in list(self._open.values()):
+            asking = call.asking
+            if call.hears and self._passed.wants(asking, said.level):
+                call.hears = await in_time(asking.session.send_log_message(said.level, said.data, name, related_request_id=asking.request_id))
+
+    def wait_for_a_client(self) -> bool:
+        """Whether the server waits for an answer to a question of its own."""
+        return any(call.waits for call in self._open.values())
+
+    def _asked(self) -> Call:
+        """The call that a question of the server belongs to."""
+        if (call := CURRENT.get()) is not None:
+            return call
+        calls = list(self._open.values())
+        if not calls:
+            raise Refused("no call of a client is being answered")
+        if len({session(call.asking) or id(call) for call in calls}) > 1:
+            raise Refused("calls of several clients are being answered, and it is not said which of them this is for")
+        return calls[-1]
+
+    async def _answer(self, question: types.InputRequest) -> Any:
+        try:
+            return await self._asked().put(question)
+        except Refused as why:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=f"{question.method} of the server {self._name} was put to nobody: {why}")
+        except MCPError as error:
+            return error.error
+
+    async def sample(self, _: Any, params: types.CreateMessageRequestParams) -> Any:
+        """The server asks for a text of a model."""
+        return await self._answer(types.CreateMessageRequest(params=params))
+
+    async def elicit(self, _: Any, params: types.ElicitRequestParams) -> Any:
+        """The server asks for something of the user."""
+        return await self._answer(types.ElicitRequest(params=params))
+
+    async def roots(self, _: Any) -> Any:
+        """The server asks for directories."""
+        return await self._answer(types.ListRootsRequest())
 
 
-async def progress(asking: Asking, done: float, total: float | None, message: str | None) -> None:
+async def progress(call: Call, done: float, total: float | None, message: str | None) -> None:
     """How far a call is, for a client that wants to know."""
-    await in_time(asking.session.report_progress(done, total, message))
+    if call.hears:
+        await in_time(call.asking.session.report_progress(done, total, message))
 
 
 def session(asking: Asking) -> str | None:

@@ -101,7 +101,7 @@ pub(crate) async fn get_template_upload(
 
 impl ApiError {
     /// The response when an upload failed.
-    fn upload(error: FileError) -> Self {
+    pub(super) fn upload(error: FileError) -> Self {
         let why = error.to_string();
         match error {
             FileError::Store(error) => error.into(),

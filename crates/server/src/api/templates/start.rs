@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use model::id::{BuildId, TemplateId};
 use model::secret::Secret;
 use protocol::node::Image;
+use recipes::Carried;
 use serde::Deserialize;
 use store::Change;
 use store::builds::{BuildReason, BuildStart, BuildStatus};
@@ -40,7 +41,7 @@ const REGISTRIES_MAX: usize = 16;
 const STEPS_AS_USER: (u64, u64, u64) = (2, 3, 0);
 
 body! {
-    /// A build to start: one of `fromImage`, `fromTemplate`, `fromDockerfile` and `fromArchive`, and what to do with it.
+    /// A build to start: one of `fromImage`, `fromTemplate`, `fromDockerfile`, `fromArchive` and `fromReadyMade`, and what to do with it.
     pub(crate) struct BuildToStart {
         /// An image of an OCI registry.
         "fromImage" from_image: Option<String>;
@@ -50,6 +51,8 @@ body! {
         "fromDockerfile" from_dockerfile: Nullable<DockerfileToBuild>;
         /// The hash of an uploaded archive: a root file system, or an image as `docker save` writes it or in OCI format.
         "fromArchive" from_archive: Nullable<String>;
+        /// A recipe that comes with the program. Its start command and its ready command are those of the template, unless others are sent.
+        "fromReadyMade" from_ready_made: Nullable<ReadyMadeToBuild>;
         /// The credentials for the registry of `fromImage`.
         "fromImageRegistry" registry: Nullable<RegistryCredentials>;
         /// Whether nothing is taken from earlier builds.
@@ -75,6 +78,16 @@ body! {
         "files" files: Option<Texts>;
         /// The credentials for the registries of its images.
         "registries" registries: Option<List<RegistryLogin, 0, REGISTRIES_MAX>>;
+    }
+}
+
+body! {
+    /// A recipe of `GET /ready-made-templates`.
+    struct ReadyMadeToBuild {
+        /// Name of the recipe.
+        "name" name: String;
+        /// Arguments of the build, by name. They are not for secrets: the template shows them.
+        "buildArgs" args: Option<Texts>;
     }
 }
 
@@ -213,6 +226,35 @@ impl DockerfileToBuild {
     }
 }
 
+impl ReadyMadeToBuild {
+    /// The recipe, and the arguments of its build.
+    fn read(self) -> Result<ReadyMade, ApiError> {
+        let recipe = recipes::named(&self.name).ok_or_else(|| {
+            let names: Vec<_> = recipes::all().iter().map(|one| one.name).collect();
+            ApiError::invalid(format!(
+                "fromReadyMade: there is no {:?}; there is {}",
+                self.name,
+                names.join(", ")
+            ))
+        })?;
+        let args = self.args.unwrap_or_default();
+        let known = recipe.arguments().map_err(ApiError::failed)?;
+        match args.keys().find(|name| known.iter().all(|one| one.name != **name)) {
+            None => Ok(ReadyMade { recipe, args }),
+            Some(name) => Err(ApiError::invalid(format!(
+                "fromReadyMade: {} takes no argument {name:?}: see GET /ready-made-templates",
+                recipe.name
+            ))),
+        }
+    }
+}
+
+/// A recipe that comes with the program, to be built.
+struct ReadyMade {
+    recipe: &'static Carried,
+    args: BTreeMap<String, String>,
+}
+
 /// What a request names to begin with.
 struct Sources {
     image: Option<String>,
@@ -220,6 +262,7 @@ struct Sources {
     registry: Option<Registry>,
     dockerfile: Option<DockerfileSource>,
     archive: Option<String>,
+    ready_made: Option<ReadyMade>,
 }
 
 /// What a build begins with; otherwise why it fails.
@@ -230,12 +273,14 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
         registry,
         dockerfile,
         archive,
+        ready_made,
     } = sources;
     let given = [
         image.is_some(),
         template.is_some(),
         dockerfile.is_some(),
         archive.is_some(),
+        ready_made.is_some(),
     ];
     match given.into_iter().filter(|given| *given).count() {
         0 => {
@@ -246,11 +291,11 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
         1 => {}
         _ => {
             return Err(ApiError::invalid(
-                "fromImage and fromTemplate exclude each other, as do fromDockerfile and fromArchive: send one of them",
+                "fromImage and fromTemplate exclude each other, as do fromDockerfile, fromArchive and fromReadyMade: send one of them",
             ));
         }
     }
-    if registry.is_some() && (dockerfile.is_some() || archive.is_some()) {
+    if registry.is_some() && (dockerfile.is_some() || archive.is_some() || ready_made.is_some()) {
         return Err(ApiError::invalid(
             "fromImageRegistry is for fromImage: the credentials for images of a Dockerfile are fromDockerfile.registries",
         ));
@@ -260,6 +305,16 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
             Ok(_) => Ok(Source::Dockerfile(dockerfile)),
             Err(refusal) => Err(refusal.to_string()),
         });
+    }
+    if let Some(ReadyMade { recipe, args }) = ready_made {
+        let files = state.builds.files.store_recipe(&caller.team, recipe).await;
+        return Ok(Ok(Source::Dockerfile(DockerfileSource {
+            text: recipe.dockerfile().to_owned(),
+            args,
+            target: None,
+            files: files.map_err(ApiError::upload)?,
+            registries: Logins::new(),
+        })));
     }
     if let Some(hash) = archive {
         return if is_hash(&hash) {
@@ -335,12 +390,16 @@ pub(crate) async fn start_build(
         return Err(not_waiting(&build.id));
     }
     let steps_as_root = runs_steps_as_root(&headers)?;
+    let ready_made = body.from_ready_made.0.map(ReadyMadeToBuild::read).transpose()?;
+    let settings = ready_made.as_ref().map(|one| one.recipe.settings()).transpose();
+    let settings = settings.map_err(ApiError::failed)?.unwrap_or_default();
     let sources = Sources {
         image: text(body.from_image),
         template: text(body.from_template),
         registry,
         dockerfile: body.from_dockerfile.0.map(DockerfileToBuild::read).transpose()?,
         archive: text(body.from_archive.0),
+        ready_made,
     };
     let source = match source_of(&state, &caller, sources).await? {
         Ok(source) => source,
@@ -352,8 +411,8 @@ pub(crate) async fn start_build(
     let recipe = Recipe {
         source,
         steps: steps.into_iter().map(step).collect(),
-        start_cmd: text(body.start_cmd.0),
-        ready_cmd: text(body.ready_cmd.0),
+        start_cmd: text(body.start_cmd.0).or(settings.start_cmd),
+        ready_cmd: text(body.ready_cmd.0).or(settings.ready_cmd),
         force: body.force,
         steps_as_root,
     };

@@ -36,7 +36,9 @@ def host(internet: Internet) -> CodeHost:
 def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
     """A running platform; afterwards nothing of it may be left."""
     before = HostState.take()
-    server = Platform(work_dir / "data", config=f'{criu_config()}{CONFIG}ca_file = "{internet.authority}"\n')
+    config = f'{criu_config()}{CONFIG}ca_files = "{internet.authority}"\n'
+    # The template that is built meanwhile is looked at in a test.
+    server = Platform(work_dir / "data", config=config, options=("--with", "mcp-gateway"))
     try:
         server.start()
         server.use()
@@ -50,7 +52,7 @@ def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
 
 
 @pytest.fixture(scope="session")
-def template(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+def template(platform: Platform) -> str:
     """The name of the template, built once."""
-    coding_agents.build(platform, tmp_path_factory.mktemp("recipe"))
+    coding_agents.build(platform)
     return coding_agents.NAME

@@ -21,6 +21,8 @@ from harness.code_host import TOKEN, CodeHost, git
 from harness.internet import Internet
 from harness.model_api import KEYS, SAID
 from harness.patience import within
+from harness.platform import Platform
+from harness.traffic import until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "work_on_a_repository.py"
 LOGIN = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
@@ -178,6 +180,22 @@ def test_the_agents_are_there_and_cannot_change_themselves(template: str) -> Non
         assert box.commands.run("node --version").stdout.startswith("v24.")
         # What a task needs beside the agent.
         box.commands.run("npm --version && npx --version && git --version && python3 -c 'import ensurepip, venv'", timeout=within(60))
+
+
+def test_what_the_program_brings_is_built_from_its_own_copy(platform: Platform, template: str, tmp_path: Path) -> None:
+    """By `template add` while the platform runs, and by `up --with` when it starts; a second start finds it there."""
+    until(lambda: "the template is there" in platform.log() or "the build failed" in platform.log(), "it is built", within_s=300)
+    assert "the build failed" not in platform.log(), platform.log_tail()
+    with Sandbox.create("mcp-gateway", timeout=120) as box:
+        served = box.commands.run("mcp-gateway pull exa 2>&1 || true", user="root").stdout
+        assert served.startswith("mcp-gateway: exa: servers of the catalogue are container images"), served
+        assert box.commands.run("uvx --version").stdout.startswith("uv")
+    # It is there now, so nothing is built, whatever its registries would say.
+    for unless in (("--unless-present",), ()):
+        again = platform.run("template", "add", *unless, "--format", "json", "mcp-gateway", "--build-arg", "BASE=registry.invalid/none")
+        assert (again.returncode == 0) is bool(unless), again.stderr
+    refused = platform.run("template", "add", "nothing")
+    assert refused.returncode == 1 and "agents, code-interpreter, desktop, mcp-gateway" in refused.stderr
 
 
 def test_the_example(host: CodeHost, template: str) -> None:

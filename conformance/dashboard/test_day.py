@@ -66,6 +66,37 @@ def state(browser: Dashboard, name: str, within_s: float = 30.0) -> None:
     browser.wait(f"document.querySelector('main .head .state')?.textContent === {json.dumps(name)}", within_s)
 
 
+def test_a_template_that_comes_with_the_program_is_built(shown: Dashboard, api: httpx.Client) -> None:
+    """Until its first step runs: whether it gets to its end is for its mirrors, and for its suite."""
+    shown.run("go('/dashboard/templates')")
+    shown.heading("Templates")
+    shown.press("Build template")
+    shown.put("Recipe", "ready-made:mcp-gateway")
+    # The form has what the recipe says, and what it does not need is not there.
+    known = {one["name"]: one for one in api.get("/ready-made-templates").json()}
+    assert set(known) == {"agents", "code-interpreter", "desktop", "mcp-gateway"}
+    made = known["mcp-gateway"]
+    shown.wait(f"document.querySelector('dialog [name=name]').value === {json.dumps(made['templateName'])}")
+    values = shown.run("['cpus', 'memory'].map((name) => Number(document.querySelector(`dialog [name=${name}]`).value))")
+    assert values == [made["cpuCount"], made["memoryMB"]]
+    shown.wait("document.querySelector('dialog').innerText.includes('BASE=e2bdev/base') && !document.querySelector('dialog').innerText.includes('Start command')")
+    shown.check()
+    name = f"ready-{uuid.uuid4().hex[:8]}"
+    shown.put("Name", name)
+    shown.put("Build arguments", "BASES=x")
+    shown.press("Build")
+    shown.wait("document.querySelector('dialog .error')?.textContent.includes('takes no argument')")
+    # An image that cannot be had, so that the test fetches nothing.
+    shown.put("Build arguments", "BASE=registry.invalid/none")
+    shown.press("Build")
+    shown.wait("/^.dashboard.templates.[^/]+.builds.[^/]+$/.test(location.pathname)")
+    state(shown, "error", 60)
+    shown.shows("registry.invalid")
+    template = shown.run("location.pathname.split('/')[3]")
+    assert api.get(f"/templates/{template}").json()["names"] == [f"default/{name}"]
+    assert api.delete(f"/templates/{template}").status_code == 204
+
+
 def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Client, tmp_path: Path) -> None:
     """Sign in, build a template, create from it, type, upload, watch, pause, resume, fork, see a denial, kill, sign out."""
     browser.look()

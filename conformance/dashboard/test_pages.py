@@ -82,6 +82,7 @@ window.answerWith = (text) => (url, options) => {
     [/^v2\\/sandboxes\\/i1\\/logs$/, { logs: [entry] }],
     [/^sandboxes\\/i1\\/injections$/, { injections: [{ type: text, id: text, base_url: text, headers: pairs }] }],
     [/^v2\\/templates$/, [template]],
+    [/^ready-made-templates$/, [{ name: text, templateName: text, description: text, cpuCount: text, memoryMB: 1, buildArgs: [{ name: text, default: text }], dockerfile: text }]],
     [/^snapshots$/, [{ snapshotID: text, names: [text] }]],
     [/^templates\\/[^/]*$/, template],
     [/\\/tags$/, [{ tag: text, buildID: text, createdAt: time }]],

@@ -1,4 +1,8 @@
-"""What a desktop is beyond single calls: other screens, other streams, a browser, pauses."""
+"""What a desktop is beyond single calls: other screens, other streams, a browser, pauses; and its picture in the documentation.
+
+The picture is compared with what is seen. When the desktop looks otherwise, `RINGFENCE_WRITE_PICTURES=1` writes a new one instead; look at
+it before it is committed.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,17 @@ from pathlib import Path
 
 import pytest
 from e2b_desktop import CommandExitException, Sandbox
-from PIL import Image
+from PIL import Image, ImageChops
 
 from harness.chromium import chromium
 from harness.rfb import Refused, viewer
 from harness.traffic import until
 
 GREEN = (0, 200, 0)
+PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "desktop.png"
+# Part of the picture that may differ: the clock, icons that a host has and another has not, and fonts of other versions.
+DIFFERENT_MAX = 0.10
+NOTE, TYPED = "The client opened this file,\n", "and wrote this with the keyboard."
 
 
 def picture(desk: Sandbox) -> Image.Image:
@@ -41,11 +49,16 @@ def test_another_screen(template: str) -> None:
         assert "120x120 dots per inch" in desk.commands.run("xdpyinfo").stdout
 
 
-def test_an_address_opens_in_the_browser(desk: Sandbox) -> None:
-    page = "<title>Served inside</title><body style='background: rgb(0, 200, 0)'>"
+def served(desk: Sandbox, page: str = "<title>Served inside</title><body style='background: rgb(0, 200, 0)'>") -> None:
+    """Serves a page inside the sandbox, in place of the one before."""
     desk.files.write("/home/user/site/index.html", page)
-    desk.commands.run("python3 -m http.server --directory /home/user/site 8000", background=True, timeout=0)
-    until(lambda: desk.commands.run("netstat -tln").stdout.count(":8000 "), "the site is served")
+    if ":8000 " not in desk.commands.run("netstat -tln").stdout:
+        desk.commands.run("python3 -m http.server --directory /home/user/site 8000", background=True, timeout=0)
+        until(lambda: desk.commands.run("netstat -tln").stdout.count(":8000 "), "the site is served")
+
+
+def test_an_address_opens_in_the_browser(desk: Sandbox) -> None:
+    served(desk)
     desk.open("http://localhost:8000/")
     browser = window(desk, "firefox-esr")
     until(lambda: "Served inside" in desk.get_window_title(browser), lambda: desk.get_window_title(browser), within_s=60)
@@ -54,6 +67,49 @@ def test_an_address_opens_in_the_browser(desk: Sandbox) -> None:
     desk.press(["ctrl", "l"])
     desk.press(["ctrl", "c"])
     assert "Served inside" in desk.get_window_title(browser)
+
+
+def different(one: Image.Image, other: Image.Image) -> float:
+    """The part of two pictures that differs, looked at from so far that single letters do not count."""
+    assert one.size == other.size
+    near = [each.convert("RGB").resize((256, 192), Image.Resampling.BOX) for each in (one, other)]
+    highest = ImageChops.difference(*near).tobytes()
+    return sum(max(highest[at : at + 3]) > 40 for at in range(0, len(highest), 3)) / (256 * 192)
+
+
+def test_the_picture_of_the_documentation_is_of_a_desktop_as_it_is(desk: Sandbox) -> None:
+    until(lambda: picture(desk).getpixel((10, 10)) != (0, 0, 0), "the panel is drawn")
+    desk.files.write("/home/user/Documents/hello.txt", NOTE)
+    desk.commands.run("xfce4-terminal --geometry=64x12+40+60 --title=Terminal -x sh -c 'uname -sm; id; sleep 600'", background=True, timeout=0)
+    terminal = window(desk, "xfce4-terminal")
+    desk.open("/home/user/Documents/hello.txt")
+    editor = window(desk, "mousepad")
+    for one, x, y, width, height in ((terminal, 40, 70, 520, 260), (editor, 430, 300, 520, 360)):
+        desk.commands.run(f"xdotool windowsize {one} {width} {height} windowmove {one} {x} {y}")
+    desk.commands.run(f"xdotool windowactivate --sync {editor}")
+    desk.press(["ctrl", "end"])
+    desk.write(TYPED)
+    desk.press(["ctrl", "s"])
+    until(lambda: desk.files.read("/home/user/Documents/hello.txt").strip() == NOTE + TYPED, "it is written")
+    desk.move_mouse(760, 620)
+    want = Image.open(PICTURE) if PICTURE.exists() else None
+    if os.environ.get("RINGFENCE_WRITE_PICTURES") or want is None:
+        # The icons of the desktop are drawn last; two pictures that are the same are of a desktop that is done.
+        seen = [picture(desk)]
+        until(lambda: seen.append(picture(desk)) or different(seen[-1], seen[-2]) == 0 and len(seen) > 8, "the desktop is drawn", every_s=0.5)
+        assert os.environ.get("RINGFENCE_WRITE_PICTURES"), f"{PICTURE} is not there"
+        seen[-1].quantize(128).save(PICTURE, optimize=True)
+        return
+    parts: list[float] = []
+
+    def is_so() -> bool:
+        parts.append(different(picture(desk), want))
+        return parts[-1] <= DIFFERENT_MAX
+
+    until(is_so, lambda: f"{parts[-1]:.1%} of {PICTURE} differ: run this test with RINGFENCE_WRITE_PICTURES=1 and look at the new picture", every_s=0.3)
+    # The comparison sees that a window is not there.
+    desk.commands.run(f"xdotool windowclose {editor}")
+    until(lambda: different(picture(desk), want) > DIFFERENT_MAX, "another picture", every_s=0.3)
 
 
 def test_a_click_on_the_desktop_opens_its_menu(desk: Sandbox) -> None:

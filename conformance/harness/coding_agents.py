@@ -1,5 +1,6 @@
-"""The template of coding agents. RINGFENCE_AGENTS_PACKAGES names a directory with what its recipe fetches for some of them: `wheels` with
-Node, and `npm`, a cache; `agents` has the names of these agents.
+"""The template of coding agents, built from the recipe in the program, which fetches from the registries of a fake internet.
+RINGFENCE_AGENTS_PACKAGES names a directory with what it fetches for some of them: `wheels` with Node, and `npm`, a cache; `agents` has the
+names of these agents.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from harness import recipes
+from harness.patience import within
 from harness.platform import Platform
 
 NAME = "agents"
@@ -22,7 +23,8 @@ def names() -> list[str]:
     return (packages() / "agents").read_text().split()
 
 
-def build(platform: Platform, directory: Path) -> str:
+def build(platform: Platform) -> str:
     """Builds the template on a platform, and returns the log."""
-    made = recipes.context(NAME, packages(), recipes.WHEELS + recipes.NPM, directory)
-    return recipes.build(platform, made, "--build-arg", f"AGENTS={' '.join(names())}")
+    done = platform.run("template", "add", NAME, "--build-arg", f"AGENTS={' '.join(names())}", timeout_s=within(300))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stderr

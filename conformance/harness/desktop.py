@@ -14,7 +14,7 @@ NAME = "desktop"
 SOURCE = "RUN rm -rf /etc/apt/sources.list.d/* && echo 'deb [trusted=yes] file:/opt/packages ./' >/etc/apt/sources.list\n"
 
 
-def build(platform: Platform, directory: Path) -> str:
+def build(platform: Platform, directory: Path, *options: str) -> str:
     """Builds the template on a platform, and returns the log."""
     packages = Path(os.environ["RINGFENCE_DESKTOP_PACKAGES"]).parent
-    return recipes.build(platform, recipes.context("desktop", packages, SOURCE, directory), timeout_s=400)
+    return recipes.build(platform, recipes.context("desktop", packages, SOURCE, directory), *options, timeout_s=400)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import model_api
+from harness import model_api, package_mirror
 from harness.capture import Capture, destined_to
 from harness.traffic import until
 
@@ -33,8 +33,8 @@ HOST_LINK, GATEWAY_LINK = "02:00:00:00:00:02", "02:00:00:00:00:01"
 # Packets to this address are lost without an answer.
 BLACK_HOLE = "23.23.23.23"
 RESOLVER = "9.9.9.9"
-# The last ones are a code host, whose repositories need a token, and the APIs of models, which need a key.
-DOMAINS = ("example.com", "example.net", "example.org", "github.com", *model_api.DOMAINS)
+# The last ones are a code host, whose repositories need a token, the APIs of models, which need a key, and registries of packages.
+DOMAINS = ("example.com", "example.net", "example.org", "github.com", *model_api.DOMAINS, *package_mirror.DOMAINS)
 # No packet of a sandbox may leave for one of these. The link's own addresses and neighbour discovery are not among them.
 CLOSED = [
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24"),

@@ -38,7 +38,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import internet_socks, model_api
+from harness import internet_socks, model_api, package_mirror
 from harness.internet_names import answer
 from harness.internet_socks import Socks
 from harness.internet_web import Web, serve_http2
@@ -162,7 +162,7 @@ def tls_contexts() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         # Git's server and the APIs of models speak HTTP/1.1.
-        context.set_alpn_protocols(["http/1.1"] if certificate.stem in ("github.com", *model_api.DOMAINS) else ["h2", "http/1.1"])
+        context.set_alpn_protocols(["http/1.1"] if certificate.stem in ("github.com", *model_api.DOMAINS, *package_mirror.DOMAINS) else ["h2", "http/1.1"])
         by_domain[certificate.stem] = context
     default = next(iter(by_domain.values()))
 

@@ -13,6 +13,7 @@
 | `/headers/...` | JSON: the headers of the request, of each value the SHA-256 |
 | any at `github.com` | git's own CGI program, for those who have a token; `slow.git` answers after a minute |
 | any at the API of a model | see `harness.model_api` |
+| any at a registry of packages | see `harness.package_mirror` |
 | any other | JSON: which address, server name, Host and path the request arrived at, and number and SHA-256 of its bytes |
 """
 
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from harness import model_api
+from harness import model_api, package_mirror
 
 WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 BLOCK = hashlib.shake_256(b"a block that no relay can guess").digest(1 << 16)
@@ -78,6 +79,8 @@ class Web(BaseHTTPRequestHandler):
             headers = {name.lower(): value for name, value in self.headers.items()}
             self.record(kind="model", host=self.arrived.name, method=self.command, path=url.path, headers=headers, bytes=len(body))
             self.reply(*model_api.answer(self.arrived.name, self.command, url.path, headers, body))
+        elif self.arrived.name in (package_mirror.PYTHON, package_mirror.NODE):
+            self.reply(*package_mirror.answer(self.arrived.name, unquote(url.path)))
         elif url.path.startswith("/headers/"):
             # Not the values, which the gateway hides in answers if they are secrets.
             headers = {name.lower(): hashlib.sha256(value.encode()).hexdigest() for name, value in self.headers.items()}

@@ -59,8 +59,8 @@ def _says_how_many(config: str | None) -> bool:
 class Platform:
     """One data directory and the process that serves it, if any."""
 
-    def __init__(self, data_dir: Path, config: str | None = None, ready: bool = False) -> None:
-        """With `ready`, sandboxes are kept ready as they are by default. Otherwise, and unless `config` says how many, none of
+    def __init__(self, data_dir: Path, config: str | None = None, ready: bool = False, options: tuple[str, ...] = ()) -> None:
+        """`options` are further ones of `up`. With `ready`, sandboxes are kept ready as they are by default. Otherwise, and unless `config` says how many, none of
         `base` are: suites count sandboxes, processes, groups and memory of the host.
         """
         self.binary = binary()
@@ -70,6 +70,7 @@ class Platform:
         self.log_path = data_dir.parent / f"{data_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.used_before: dict[str, str] | None = None
+        self.options = options
         self.keeps_ready = ready or _says_how_many(config)
         self.config_path: Path | None = None
         if config is not None:
@@ -101,9 +102,10 @@ class Platform:
 
     def launch(self) -> None:
         """Starts the platform and does not wait for it."""
-        command = [self.binary, "up", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}"]
+        command: list[str | Path] = [self.binary, "up", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}"]
         if self.config_path:
             command += ["--config", self.config_path]
+        command += self.options
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), start_new_session=True

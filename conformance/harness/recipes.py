@@ -16,9 +16,8 @@ from harness.platform import Platform
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 BEFORE = "FROM $BASE\n"
 COPIED = "COPY packages /opt/packages\n"
-# What tells an installer so: pip of `wheels`, and npm of `npm`, which is its cache, in the packages.
+# What tells pip so.
 WHEELS = "ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/packages/wheels\n"
-NPM = "ENV npm_config_cache=/opt/packages/npm npm_config_offline=true\n"
 
 
 def context(name: str, packages: Path, told: str, directory: Path) -> Path:

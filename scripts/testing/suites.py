@@ -321,7 +321,7 @@ ALL: tuple[Suite, ...] = (
         "agents",
         ("--criu", "agents"),
         seconds=45,
-        environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages}"},
+        environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages}", "RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
         packages=("git",),
     ),
     Suite(
@@ -330,7 +330,7 @@ ALL: tuple[Suite, ...] = (
         (),
         ("--criu", "agents/test_agents.py"),
         seconds=120,
-        environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages-all}"},
+        environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages-all}", "RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
         packages=("git",),
     ),
     # The browser, with a font; the environment has only what drives it.

@@ -114,6 +114,8 @@ test('a build is what its recipe says, and a form that is not filled in is refus
   // A Dockerfile is sent as it is: white space may mean something.
   const text = 'FROM debian:12\nRUN <<E\n  x\nE\n'
   assert.deepEqual(recipeOf({ ...given, kind: 'dockerfile', source: '', text, start: ' run ', ready: 'check' }), { fromDockerfile: { dockerfile: text }, startCmd: 'run', readyCmd: 'check' })
+  assert.deepEqual(recipeOf({ ...given, kind: 'ready-made:agents', source: '', text: 'AGENTS=codex gemini\nA=b=c' }), { fromReadyMade: { name: 'agents', buildArgs: { AGENTS: 'codex gemini', A: 'b=c' } } })
+  assert.throws(() => recipeOf({ ...given, kind: 'ready-made:agents', source: '', text: 'AGENTS' }), /NAME=VALUE|=/)
   for (const wrong of [{ source: ' ' }, { kind: 'image', source: '' }, { kind: 'dockerfile', text: ' \n' }]) assert.throws(() => recipeOf({ ...given, ...wrong }), /is required/)
 })
 

@@ -80,6 +80,7 @@ pub(crate) const CARRIED: &[Carried] = &[
             "desktop",
             ".dockerignore",
             "Dockerfile",
+            "files/chromium.json",
             "files/firefox.json",
             "files/keep-awake.desktop",
             "files/mimeapps.list",

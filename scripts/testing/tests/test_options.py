@@ -110,6 +110,7 @@ class EveryScript(unittest.TestCase):
             "run.sh": (["serve"], ["--listen"], ["--data-dir", "--tls"], ["--tls", "x"]),
             "conformance-clients.sh": (["jvascript"],),
             "bench-pause.sh": (["idel"],),
+            "bench-templates.sh": (["desktops"],),
             "bench-import.sh": (["many"], ["0"], ["1", "2"]),
             "release.sh": (["a", "b"], ["--without"], ["--without", "deb"]),
             "guest/run.sh": (["-k", "5.10"], ["x"]),

@@ -1,16 +1,18 @@
-// The dialog that builds a template from a recipe: a Dockerfile, or a template or an image with commands.
+// The dialog that builds a template from a recipe: one that comes with the program, a Dockerfile, or a template or an image with commands.
 //
 // A build has two requests, one that names it and one that starts it. Where the second is refused, the dialog stays and starts
 // the same build when it is tried again; a build that was named and never started is cancelled when the dialog is left.
 
-import { change, encoded, path } from './api.js'
-import { dialog, field, input, Invalid, make, select } from './ui.js'
+import { change, encoded, get, path } from './api.js'
+import { shown } from './text.js'
+import { dialog, field, input, Invalid, make, pairsOf, select } from './ui.js'
 
 const KINDS = [
   ['template', 'A template and commands'],
   ['image', 'An image and commands'],
   ['dockerfile', 'A Dockerfile'],
 ]
+const READY_MADE = 'ready-made:'
 const TEXT_MAX = 200_000
 
 /** The body of the request that names a build, for what was filled in. */
@@ -27,7 +29,9 @@ export function templateOf(given) {
 /** The body of the request that starts a build, for what was filled in. */
 export function recipeOf(given) {
   const body = {}
-  if (given.kind === 'dockerfile') {
+  if (given.kind.startsWith(READY_MADE)) {
+    body.fromReadyMade = { name: given.kind.slice(READY_MADE.length), buildArgs: pairsOf(given.text, 'A build argument') }
+  } else if (given.kind === 'dockerfile') {
     if (!given.text.trim()) throw new Invalid('A Dockerfile is required.')
     body.fromDockerfile = { dockerfile: given.text }
   } else {
@@ -47,7 +51,10 @@ export async function buildTemplate(context, name = '') {
   const nameField = input({ name: 'name', required: true, maxLength: 128, value: name, placeholder: 'my-template' })
   const cpus = input({ type: 'number', name: 'cpus', min: '1', required: true, value: '2' })
   const memory = input({ type: 'number', name: 'memory', min: '128', step: '2', required: true, value: '1024' })
-  const kind = select(KINDS, 'template', { name: 'kind' })
+  // Without them, as on an older platform, the others are there all the same.
+  const readyMade = await get('ready-made-templates').catch(() => [])
+  const kinds = [...KINDS, ...readyMade.map((one) => [READY_MADE + one.name, `Ready-made: ${shown(one.name)}`])]
+  const kind = select(kinds, 'template', { name: 'kind' })
   const source = input({ name: 'source', maxLength: 1000, value: 'base' })
   const text = make('textarea', { name: 'text', maxLength: TEXT_MAX, spellcheck: false, rows: 8 })
   const start = input({ name: 'start', maxLength: 10_000, placeholder: 'python3 -m http.server 8000' })
@@ -55,9 +62,22 @@ export async function buildTemplate(context, name = '') {
   const from = field('Template or image', source, 'The name of a template, or the reference of an image in a registry.')
   const recipe = field('Commands', text, 'One in each line. They run one after the other as root, each as a layer.')
   const [label, , hint] = recipe.children
+  const started = [field('Start command', start, 'What sandboxes run from their start on, if anything.'), field('Ready command', ready, 'Ends with 0 once a sandbox is ready.')]
   kind.addEventListener('change', () => {
+    const made = readyMade.find((one) => READY_MADE + one.name === kind.value)
     const isFile = kind.value === 'dockerfile'
-    from.hidden = isFile
+    from.hidden = isFile || Boolean(made)
+    for (const one of started) one.hidden = Boolean(made)
+    if (made) {
+      nameField.value = name || shown(made.templateName)
+      cpus.value = String(Number(made.cpuCount) || 2)
+      memory.value = String(Number(made.memoryMB) || 1024)
+      text.value = ''
+      label.textContent = 'Build arguments'
+      const known = made.buildArgs.map((one) => `${one.name}=${one.default}`).join(' · ')
+      hint.textContent = shown(`${made.description}. One NAME=VALUE in each line, where they differ from: ${known}`)
+      return
+    }
     label.textContent = isFile ? 'Dockerfile' : 'Commands'
     hint.textContent = isFile
       ? 'COPY takes files of its own stages and of images. For files of yours, build with an SDK or the command line.'
@@ -75,12 +95,13 @@ export async function buildTemplate(context, name = '') {
       field('Recipe', kind),
       from,
       recipe,
-      field('Start command', start, 'What sandboxes run from their start on, if anything.'),
-      field('Ready command', ready, 'Ends with 0 once a sandbox is ready.'),
+      ...started,
     ],
     act: async (progress) => {
       const template = templateOf({ name: nameField.value, cpus: cpus.value, memory: memory.value })
-      const body = recipeOf({ kind: kind.value, source: source.value, text: text.value, start: start.value, ready: ready.value })
+      const isReadyMade = kind.value.startsWith(READY_MADE)
+      const [begins, checks] = isReadyMade ? ['', ''] : [start.value, ready.value]
+      const body = recipeOf({ kind: kind.value, source: source.value, text: text.value, start: begins, ready: checks })
       progress('Starting …')
       if (named && asked !== JSON.stringify(template)) await drop()
       if (!named) {

@@ -1,0 +1,67 @@
+"""Registries of packages in the fake internet, under the names that installers ask: the packages that ready-made templates pin, which an asset
+of the tests has. So recipes run as they are, without being told of another source.
+
+The servers find them by RINGFENCE_AGENTS_PACKAGES and RINGFENCE_MCP_GATEWAY_PACKAGES, where these are set.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from functools import cache
+from html import escape
+from pathlib import Path
+
+DOMAINS = ("pypi.org", "npmjs.org")
+PYTHON, NODE = "pypi.org", "registry.npmjs.org"
+LOCKS = Path(__file__).resolve().parents[2] / "templates"
+ASSETS = ("RINGFENCE_AGENTS_PACKAGES", "RINGFENCE_MCP_GATEWAY_PACKAGES")
+
+
+def directories() -> list[Path]:
+    return [Path(os.environ[name]) for name in ASSETS if name in os.environ]
+
+
+@cache
+def wheels() -> dict[str, Path]:
+    """Wheels by their names."""
+    return {wheel.name: wheel for directory in directories() for wheel in (directory / "wheels").glob("*.whl")}
+
+
+def project(wheel: str) -> str:
+    return wheel.partition("-")[0].replace("_", "-").replace(".", "-").lower()
+
+
+@cache
+def archives() -> dict[str, str]:
+    """The integrity of archives of npm, by their paths at the registry, as the lock files have both."""
+    found = {}
+    for lock in LOCKS.glob("*/npm/*/package-lock.json"):
+        for package in json.loads(lock.read_text())["packages"].values():
+            if "resolved" in package:
+                found[package["resolved"].removeprefix(f"https://{NODE}")] = package["integrity"]
+    return found
+
+
+def archive(path: str) -> Path | None:
+    """An archive in a cache of npm, where contents are by their digests."""
+    integrity = archives().get(path, "")
+    kind, _, digest = integrity.partition("-")
+    digest = base64.b64decode(digest).hex()
+    places = [directory / "npm" / "_cacache" / "content-v2" / kind / digest[:2] / digest[2:4] / digest[4:] for directory in directories()]
+    return next((place for place in places if digest and place.is_file()), None)
+
+
+def answer(host: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    """What a registry answers."""
+    if host == NODE and (found := archive(path)):
+        return 200, {"Content-Type": "application/octet-stream"}, found.read_bytes()
+    first, _, rest = path.strip("/").partition("/")
+    if host == PYTHON and first == "simple":
+        links = "".join(f'<a href="/files/{escape(name)}">{escape(name)}</a>' for name in wheels() if project(name) == rest)
+        if links:
+            return 200, {"Content-Type": "text/html"}, f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
+    if host == PYTHON and first == "files" and rest in wheels():
+        return 200, {"Content-Type": "application/octet-stream"}, wheels()[rest].read_bytes()
+    return 404, {"Content-Type": "text/plain"}, b"there is no such package here\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,8 +38,9 @@ def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
     """A running platform; afterwards nothing of it may be left."""
     before = HostState.take()
     config = f'{criu_config()}{CONFIG}ca_files = "{internet.authority}"\n'
-    # The template that is built meanwhile is looked at in a test.
-    server = Platform(work_dir / "data", config=config, options=("--with", "mcp-gateway"))
+    # What is built meanwhile is looked at in a test; the code interpreter, which takes a minute, where its packages are there.
+    names = ["mcp-gateway", *(["code-interpreter"] if "RINGFENCE_CODE_INTERPRETER_PACKAGES" in os.environ else [])]
+    server = Platform(work_dir / "data", config=config, options=tuple(word for name in names for word in ("--with", name)))
     try:
         server.start()
         server.use()

@@ -182,10 +182,17 @@ def test_the_agents_are_there_and_cannot_change_themselves(template: str) -> Non
         box.commands.run("npm --version && npx --version && git --version && python3 -c 'import ensurepip, venv'", timeout=within(60))
 
 
-def test_what_the_program_brings_is_built_from_its_own_copy(platform: Platform, template: str, tmp_path: Path) -> None:
+def test_what_the_program_brings_is_built_from_its_own_copy(platform: Platform, template: str) -> None:
     """By `template add` while the platform runs, and by `up --with` when it starts; a second start finds it there."""
-    until(lambda: "the template is there" in platform.log() or "the build failed" in platform.log(), "it is built", within_s=300)
+    options = platform.options
+    wanted = len(options) // 2
+    until(lambda: platform.log().count("the template is there") == wanted or "the build failed" in platform.log(), "all are built", within_s=400)
     assert "the build failed" not in platform.log(), platform.log_tail()
+    if "code-interpreter" in options:
+        with Sandbox.create("code-interpreter-v1", timeout=120) as box:
+            token = box._envd_access_token or ""
+            run = f"curl --silent --fail -H 'X-Access-Token: {token}' localhost:49999/execute -d '{{\"code\": \"40 + 2\"}}'"
+            assert '"text":"42"' in box.commands.run(run).stdout.replace(" ", "")
     with Sandbox.create("mcp-gateway", timeout=120) as box:
         served = box.commands.run("mcp-gateway pull exa 2>&1 || true", user="root").stdout
         assert served.startswith("mcp-gateway: exa: servers of the catalogue are container images"), served

@@ -13,6 +13,13 @@ from harness.platform import Platform
 from harness.traffic import until
 
 
+def test_a_kernel_runs_when_create_returns(box: Sandbox) -> None:
+    """Before the first cell: nothing has to be started for it."""
+    assert len(box.commands.run("pgrep -f code_interpreter_kerne[l]").stdout.split()) == 1
+    first = box.run_code("import os; os.getpid()")
+    assert (first.text, first.execution_count) == (box.commands.run("pgrep -f code_interpreter_kerne[l]").stdout.strip(), 1)
+
+
 def test_a_kernel_that_dies_is_replaced(shared: Sandbox) -> None:
     shared.run_code("v = 1")
 
@@ -24,6 +31,24 @@ def test_a_kernel_that_dies_is_replaced(shared: Sandbox) -> None:
     assert "".join(died.logs.stdout) == "last\n"
     after = shared.run_code("'v' in dir()")
     assert (after.text, after.execution_count) == ("False", 1)
+
+
+@pytest.mark.parametrize(
+    ("language", "cell", "after"),
+    [
+        ("python", "print('last'); import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "print('v' in dir())"),
+        ("python", "print('last'); import os; os._exit(3)", "print('v' in dir())"),
+        ("js", "console.log('last'); process.kill(process.pid, 'SIGKILL')", "console.log(typeof v !== 'undefined' ? 'True' : 'False')"),
+        ("js", "console.log('last'); process.exit(3)", "console.log(typeof v !== 'undefined' ? 'True' : 'False')"),
+    ],
+)
+def test_a_cell_that_kills_its_kernel_is_told_so_and_the_next_one_has_another(shared: Sandbox, language: str, cell: str, after: str) -> None:
+    shared.run_code("v = 1", language=language)
+    died = shared.run_code(cell, language=language)
+    assert died.error and died.error.name == "ContextRestarting"
+    # What it printed before may have been on its way.
+    assert "".join(died.logs.stdout) in ("last\n", "")
+    assert shared.run_code(after, language=language).logs.stdout == ["False\n"]
 
 
 @pytest.mark.parametrize(
@@ -98,11 +123,16 @@ def test_variables_outlive_a_pause_and_a_fork(platform: Platform, box: Sandbox) 
     box.run_code("a = [1]")
     box.run_code("b=2", language="bash")
     box.run_code("c = 3", language="js")
+    kernels = "pgrep -f code_interpreter_kerne[l]"
+    running = box.commands.run(kernels).stdout
     box.pause()
     again = Sandbox.connect(box.sandbox_id, timeout=300)
+    # They are the same processes, and run before anything is asked of them.
+    assert again.commands.run(kernels).stdout == running
     assert again.run_code("a.append(2); a").text == "[1, 2]"
     fork = forked(platform, again)
     try:
+        assert fork.commands.run(kernels).stdout == running
         assert fork.run_code("a.append(3); a").text == "[1, 2, 3]"
         assert fork.run_code("echo $b", language="bash").logs.stdout == ["2\n"]
         assert fork.run_code("c", language="js").text == "3"

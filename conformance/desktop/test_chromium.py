@@ -1,6 +1,6 @@
 """The desktop with Chromium instead of Firefox: a template of its own, with the build argument `BROWSER`.
 
-Where the host has no Chromium, the packages for it are not there and the build says so.
+The host of the suite has Chromium, so `base` has it, and nothing is fetched for it.
 """
 
 from __future__ import annotations

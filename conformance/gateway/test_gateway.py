@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import ssl
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -342,3 +344,12 @@ def test_what_cannot_be_started_is_named(template: str, servers: dict[str, objec
     with pytest.raises(SandboxException, match="Failed to start MCP gateway") as raised:
         Sandbox.create(mcp=servers, timeout=60)  # type: ignore[arg-type]
     assert says in str(raised.value)
+
+
+def test_the_example(template: str) -> None:
+    program = HERE.parents[1] / "examples" / "use_mcp_servers.py"
+    command = [sys.executable, str(program), "word", PYTHON, "/srv/small/server.py", "third"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    *tools, said = ran.stdout.splitlines()
+    assert set(tools) == {"word", "add_third", "end_third", "work_third", "grow_third"} and said == "third  1000 /home/user"

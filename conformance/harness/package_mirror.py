@@ -1,7 +1,7 @@
 """Registries of packages in the fake internet, under the names that installers ask: the packages that ready-made templates pin, which an asset
 of the tests has. So recipes run as they are, without being told of another source.
 
-The servers find them by RINGFENCE_AGENTS_PACKAGES and RINGFENCE_MCP_GATEWAY_PACKAGES, where these are set.
+The servers find them by RINGFENCE_AGENTS_PACKAGES and its like, where these are set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 DOMAINS = ("pypi.org", "npmjs.org")
 PYTHON, NODE = "pypi.org", "registry.npmjs.org"
 LOCKS = Path(__file__).resolve().parents[2] / "templates"
-ASSETS = ("RINGFENCE_AGENTS_PACKAGES", "RINGFENCE_MCP_GATEWAY_PACKAGES")
+ASSETS = ("RINGFENCE_AGENTS_PACKAGES", "RINGFENCE_MCP_GATEWAY_PACKAGES", "RINGFENCE_CODE_INTERPRETER_PACKAGES")
 
 
 def directories() -> list[Path]:
@@ -37,7 +37,7 @@ def project(wheel: str) -> str:
 def archives() -> dict[str, str]:
     """The integrity of archives of npm, by their paths at the registry, as the lock files have both."""
     found = {}
-    for lock in LOCKS.glob("*/npm/*/package-lock.json"):
+    for lock in LOCKS.rglob("package-lock.json"):
         for package in json.loads(lock.read_text())["packages"].values():
             if "resolved" in package:
                 found[package["resolved"].removeprefix(f"https://{NODE}")] = package["integrity"]

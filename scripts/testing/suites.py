@@ -329,9 +329,13 @@ ALL: tuple[Suite, ...] = (
         "agents",
         (),
         ("--criu", "agents/test_agents.py"),
-        seconds=120,
-        environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages-all}", "RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
-        packages=("git",),
+        seconds=200,
+        environment=CRIU | {
+            "RINGFENCE_AGENTS_PACKAGES": "{agents-packages-all}",
+            "RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}",
+            "RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}",
+        },
+        packages=("git", "nodejs", "npm"),
     ),
     # The browser, with a font; the environment has only what drives it.
     node(

@@ -14,6 +14,7 @@ from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.internet import RESOLVER, Internet
 from harness.platform import Platform
+from harness.traffic import until
 
 CONFIG = f'[egress]\nresolvers = "{RESOLVER}:53"\n'
 
@@ -55,6 +56,9 @@ def platform(internet: Internet, work_dir: Path) -> Iterator[Platform]:
 
 @pytest.fixture(scope="session")
 def template(platform: Platform) -> str:
-    """The name of the template, built once."""
+    """The name of the template, built once, after those of the start: tests look at what reaches the internet."""
+    wanted = platform.options.count("--with")
+    until(lambda: "the build failed" in platform.log() or platform.log().count("the template is there") == wanted, "all are built", within_s=400)
+    assert "the build failed" not in platform.log(), platform.log_tail()
     coding_agents.build(platform)
     return coding_agents.NAME

@@ -22,7 +22,6 @@ from harness.internet import Internet
 from harness.model_api import KEYS, SAID
 from harness.patience import within
 from harness.platform import Platform
-from harness.traffic import until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "work_on_a_repository.py"
 LOGIN = base64.b64encode(f"x-access-token:{TOKEN}".encode()).decode()
@@ -184,11 +183,7 @@ def test_the_agents_are_there_and_cannot_change_themselves(template: str) -> Non
 
 def test_what_the_program_brings_is_built_from_its_own_copy(platform: Platform, template: str) -> None:
     """By `template add` while the platform runs, and by `up --with` when it starts; a second start finds it there."""
-    options = platform.options
-    wanted = len(options) // 2
-    until(lambda: platform.log().count("the template is there") == wanted or "the build failed" in platform.log(), "all are built", within_s=400)
-    assert "the build failed" not in platform.log(), platform.log_tail()
-    if "code-interpreter" in options:
+    if "code-interpreter" in platform.options:
         with Sandbox.create("code-interpreter-v1", timeout=120) as box:
             token = box._envd_access_token or ""
             run = f"curl --silent --fail -H 'X-Access-Token: {token}' localhost:49999/execute -d '{{\"code\": \"40 + 2\"}}'"

@@ -34,14 +34,34 @@ def project(wheel: str) -> str:
 
 
 @cache
-def archives() -> dict[str, str]:
-    """The integrity of archives of npm, by their paths at the registry, as the lock files have both."""
-    found = {}
+def packages() -> dict[str, dict[str, str]]:
+    """The versions of packages of npm that the lock files pin, with their integrity."""
+    found: dict[str, dict[str, str]] = {}
     for lock in LOCKS.rglob("package-lock.json"):
-        for package in json.loads(lock.read_text())["packages"].values():
-            if "resolved" in package:
-                found[package["resolved"].removeprefix(f"https://{NODE}")] = package["integrity"]
+        for place, package in json.loads(lock.read_text())["packages"].items():
+            if "integrity" in package:
+                name = package.get("name") or place.rpartition("node_modules/")[2]
+                found.setdefault(name, {})[package["version"]] = package["integrity"]
     return found
+
+
+def tarball(name: str, version: str) -> str:
+    return f"/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
+
+
+def described(name: str) -> bytes:
+    """What the registry says of a package."""
+    versions = {
+        version: {"name": name, "version": version, "dist": {"tarball": f"https://{NODE}{tarball(name, version)}", "integrity": integrity}}
+        for version, integrity in packages()[name].items()
+    }
+    return json.dumps({"name": name, "dist-tags": {"latest": next(iter(versions))}, "versions": versions}).encode()
+
+
+@cache
+def archives() -> dict[str, str]:
+    """The integrity of archives of npm, by their paths at the registry."""
+    return {tarball(name, version): integrity for name, versions in packages().items() for version, integrity in versions.items()}
 
 
 def archive(path: str) -> Path | None:
@@ -57,6 +77,8 @@ def answer(host: str, path: str) -> tuple[int, dict[str, str], bytes]:
     """What a registry answers."""
     if host == NODE and (found := archive(path)):
         return 200, {"Content-Type": "application/octet-stream"}, found.read_bytes()
+    if host == NODE and path.strip("/") in packages():
+        return 200, {"Content-Type": "application/json"}, described(path.strip("/"))
     first, _, rest = path.strip("/").partition("/")
     if host == PYTHON and first == "simple":
         links = "".join(f'<a href="/files/{escape(name)}">{escape(name)}</a>' for name in wheels() if project(name) == rest)

@@ -3,6 +3,7 @@
 #
 # Usage: scripts/bench-templates.sh [TEMPLATE...]   (default: all that the program carries)
 # RINGFENCE_BIN   the binary to measure (default: the release build of this tree)
+# BENCH_CONFIG    lines for the configuration, such as `egress.allow_private = "10.0.0.0/8"` where the mirrors are in that network
 #
 # Builds fetch from the mirrors of packages that the recipes name, some gigabytes for all. Needs root, and 12 GB in $TMPDIR
 # (default /var/tmp). The client and CRIU are installed below target/.

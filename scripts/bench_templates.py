@@ -9,6 +9,7 @@ group of a sandbox in which nothing is asked for any more: what its processes ho
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -130,8 +131,13 @@ def desktop(bench: Bench, name: str) -> None:
 
 
 def gateway(bench: Bench, name: str) -> None:
+    python = "/opt/mcp-gateway/environment/bin/python"
     with Sandbox.create(name, timeout=3600) as box:
-        bench.memory(box, "mcp-gateway, idle, no server")
+        bench.memory(box, "mcp-gateway, idle, not started")
+        box.files.write("/home/user/server.py", "from mcp.server.mcpserver import MCPServer\nMCPServer('small').run()\n")
+        config = json.dumps({"small": {"command": python, "args": ["/home/user/server.py"]}})
+        box.commands.run(f"mcp-gateway --config '{config}'", user="root", envs={"GATEWAY_ACCESS_TOKEN": "token"}, timeout=60)
+        bench.memory(box, "mcp-gateway, idle, with one small server of Python")
 
 
 def agents(bench: Bench, name: str) -> None:
@@ -151,7 +157,8 @@ def main() -> None:
     cases = sys.argv[1:] or list(CASES)
     with tempfile.TemporaryDirectory(prefix="rf-bench-", dir=os.environ.get("TMPDIR", "/var/tmp")) as directory:
         metrics = f"127.0.0.1:{free_port()}"
-        server = Platform(Path(directory) / "data", config=f'metrics_listen = "{metrics}"\n{criu_config()}', ready=True)
+        more = os.environ.get("BENCH_CONFIG", "")
+        server = Platform(Path(directory) / "data", config=f'metrics_listen = "{metrics}"\n{more}\n{criu_config()}', ready=True)
         try:
             server.start()
             server.use()

@@ -21,10 +21,10 @@ pub use self::carried::Carried;
 pub const SETTINGS: &str = "template.toml";
 const DOCKERFILE: &str = "Dockerfile";
 
-/// Settings of a template that a Dockerfile cannot say.
+/// RecipeSettings of a template that a Dockerfile cannot say.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct RecipeSettings {
     /// Name of the template.
     pub name: Option<String>,
     /// What sandboxes of the template are for, in one line.
@@ -39,7 +39,7 @@ pub struct Settings {
     pub ready_cmd: Option<String>,
 }
 
-impl Settings {
+impl RecipeSettings {
     /// Reads the settings of a recipe.
     ///
     /// # Errors
@@ -99,11 +99,11 @@ impl Carried {
     ///
     /// # Errors
     /// When the recipe has none, or others.
-    pub fn settings(&self) -> Result<Settings, Malformed> {
+    pub fn settings(&self) -> Result<RecipeSettings, Malformed> {
         let text = self
             .file(SETTINGS)
             .ok_or_else(|| Malformed(format!("{}: there is no {SETTINGS}", self.name)))?;
-        Settings::parse(text).map_err(|error| Malformed(format!("{}: {error}", self.name)))
+        RecipeSettings::parse(text).map_err(|error| Malformed(format!("{}: {error}", self.name)))
     }
 
     fn plan(&self) -> Result<Plan, Malformed> {
@@ -256,7 +256,7 @@ mod tests {
             default: Some("claude codex gemini".to_owned()),
         };
         assert!(arguments.contains(&want), "{arguments:?}");
-        assert!(Settings::parse("nam = 'a'").is_err());
+        assert!(RecipeSettings::parse("nam = 'a'").is_err());
     }
 
     #[test]

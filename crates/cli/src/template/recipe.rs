@@ -6,13 +6,13 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use recipes::{Carried, SETTINGS, Settings};
+use recipes::{Carried, RecipeSettings, SETTINGS};
 
 use crate::args::{AddArgs, BuildArgs};
 
 /// What a directory says of its template.
 #[derive(Debug, Default)]
-pub(super) struct Recipe(Settings);
+pub(super) struct Recipe(RecipeSettings);
 
 impl Recipe {
     /// The recipe of a directory; an empty one if there is no file.
@@ -22,7 +22,7 @@ impl Recipe {
     pub(super) fn of(directory: &Path) -> Result<Self> {
         let path = directory.join(SETTINGS);
         match fs::read_to_string(&path) {
-            Ok(text) => Settings::parse(&text)
+            Ok(text) => RecipeSettings::parse(&text)
                 .map(Self)
                 .with_context(|| format!("{} is not a recipe", path.display())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Self::default()),

@@ -276,10 +276,6 @@ async fn invalid_starts_leave_the_build_waiting() {
         r#"{"fromDockerfile":{"dockerfile":"FROM a","files":{"x":"y"}}}"#,
         r#"{"fromDockerfile":{"dockerfile":"FROM a"},"fromImage":"a"}"#,
         r#"{"fromArchive":"a"}"#,
-        r#"{"fromReadyMade":{}}"#,
-        r#"{"fromReadyMade":{"name":"nothing"}}"#,
-        r#"{"fromReadyMade":{"name":"agents","buildArgs":{"AGENT":"codex"}}}"#,
-        r#"{"fromReadyMade":{"name":"agents"},"fromTemplate":"base"}"#,
         r#"{"fromDockerfile":{"dockerfile":"FROM a"},"fromImageRegistry":{"type":"registry","username":"a","password":"b"}}"#,
     ] {
         platform.call("POST", &path, body).await.error(400);
@@ -318,34 +314,7 @@ async fn a_dockerfile_is_refused_with_its_line() {
     }
 }
 
-#[tokio::test]
-async fn what_comes_with_the_program_is_built_without_an_upload() {
-    let platform = TestPlatform::start().await;
-    let listed = platform.call("GET", "/ready-made-templates", "").await.json;
-    let listed = listed.as_array().expect("a list");
-    let names: Vec<_> = listed.iter().map(|one| one["name"].as_str().expect("a name")).collect();
-    assert_eq!(names, ["agents", "code-interpreter", "desktop", "mcp-gateway"]);
-    let arguments = listed[0]["buildArgs"].as_array().expect("arguments");
-    assert!(arguments.contains(&json!({"name": "AGENTS", "default": "claude codex gemini"})));
-    for name in names {
-        let (template, build) = request(&platform, &json!({"name": name}).to_string()).await;
-        // An image that is not there, so that the build gets no further than that.
-        let body = json!({"fromReadyMade": {"name": name, "buildArgs": {"BASE": "registry.invalid/none"}}}).to_string();
-        let path = format!("/v2/templates/{template}/builds/{build}");
-        platform.call_as(Some(OTHER_KEY), "POST", &path, &body).await.error(404);
-        assert_eq!(platform.call("POST", &path, &body).await.status, 202);
-        let status = until_final(&platform, &template, &build).await;
-        assert_eq!(status["status"], "error", "{status}");
-        // What it copies is there, as if it had been uploaded.
-        for archive in recipes::named(name).expect("a recipe").archives().expect("archives").values() {
-            let path = format!("/templates/{template}/files/{}", archive.hash);
-            assert_eq!(platform.call("GET", &path, "").await.json["present"], true);
-        }
-        platform.call("POST", &path, &body).await.error(400);
-    }
-}
-
-async fn until_final(platform: &TestPlatform, template: &str, build: &str) -> Value {
+pub(crate) async fn until_final(platform: &TestPlatform, template: &str, build: &str) -> Value {
     let path = format!("/templates/{template}/builds/{build}/status");
     within(async {
         loop {

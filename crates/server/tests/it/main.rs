@@ -39,6 +39,7 @@ mod pause;
 mod pause_limits;
 mod platform;
 mod pool;
+mod ready_made;
 mod repositories;
 mod restores;
 mod sandbox_metrics;

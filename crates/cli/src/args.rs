@@ -74,8 +74,8 @@ pub(crate) enum Command {
     /// Run the platform in the foreground without a node of its own
     ///
     /// Serves the API and the traffic of sandboxes like `ringfence up`. The sandboxes run where `ringfence node` does, on this
-    /// machine or on another, which connects to --nodes-listen; requests that need the node are answered 503 while it is
-    /// away. There is one node for a server. Requires no root.
+    /// machine or on others, which connect to --nodes-listen; requests that need a node are answered 503 while it is
+    /// away. Requires no root.
     #[command(after_long_help = reference::reference())]
     Server(ServerArgs),
     /// Run the sandboxes of this host for a server, and manage the nodes of a server

@@ -63,13 +63,23 @@ async fn token(dir: &DataDir, format: Format) -> Result<()> {
 
 async fn list(dir: &DataDir, format: Format) -> Result<()> {
     let nodes: Vec<OperatorNode> = ask(dir, Method::GET, "/nodes").await?;
-    let header = ["ID", "NAME", "STATE", "ADDRESS", "VERSION", "JOINED", "SEEN"];
+    let header = [
+        "ID",
+        "NAME",
+        "STATE",
+        "SANDBOXES",
+        "ADDRESS",
+        "VERSION",
+        "JOINED",
+        "SEEN",
+    ];
     let or_none = |text: Option<String>| text.map_or_else(|| "-".to_owned(), |text| output::printable(&text));
     output::list(format, nodes, &header, |node| {
         vec![
             node.id,
             output::printable(&node.name),
             node.state,
+            or_none(node.sandboxes.map(|count| count.to_string())),
             or_none(node.address),
             or_none(node.version),
             node.joined_at,
@@ -84,6 +94,7 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
     if format == Format::Json {
         return output::json(&node);
     }
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     let yes = |value: bool| if value { "yes" } else { "no" }.to_owned();
     let lines = [
         ("id", Some(node.id)),
@@ -96,6 +107,9 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
         ("version", node.version),
         ("limits of sandboxes", node.is_limited.map(yes)),
         ("processes on disk", node.writes_processes.map(yes)),
+        ("sandboxes", node.sandboxes.map(|count| count.to_string())),
+        ("memory left", node.memory_available_bytes.map(mib)),
+        ("disk left", node.disk_available_bytes.map(mib)),
     ];
     for (name, value) in lines {
         if let Some(value) = value {

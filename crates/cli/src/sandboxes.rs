@@ -240,6 +240,7 @@ mod tests {
             kept: None,
             kept_bytes: None,
             resume_error: None,
+            node: None,
             usage: usage.map(|(cpu_percent, memory_used_bytes, disk_used_bytes)| OperatorUsage {
                 at: String::new(),
                 cpu_percent,

@@ -220,7 +220,10 @@ impl Port {
         };
         // It may have been forgotten since it was looked up. Whoever forgets it from here on finds it connected, and ends that.
         if let Err(refusal) = self.members.check(&node).await {
-            self.hub.ended(&end);
+            if refusal.is_lasting {
+                self.hub.expel(&node);
+            }
+            self.hub.ended(&node, &end);
             tracing::warn!(%peer, "a node was refused: {refusal}");
             return close(&mut tls, &Answer::Refused(refusal)).await;
         }
@@ -244,7 +247,7 @@ impl Port {
             Ok(Err(error)) => Err(error),
             Err(elapsed) => Err(elapsed.into()),
         };
-        self.hub.ended(&end);
+        self.hub.ended(&node, &end);
         carried
     }
 }

@@ -49,6 +49,11 @@ impl Admission {
         self.reservation.force(share);
     }
 
+    /// The share of the team's quota.
+    pub(crate) fn reservation(&self) -> &Arc<Reservation> {
+        &self.reservation
+    }
+
     /// Releases the share of the host.
     pub(crate) fn leave_host(&mut self) {
         self.capacity = None;
@@ -83,7 +88,7 @@ pub(crate) enum AdmissionError {
 pub(crate) struct AdmissionControl {
     store: Store,
     node: NodeHandle,
-    quotas: Quotas,
+    quotas: Arc<Quotas>,
     capacity: Capacity,
     deadlines: Arc<Deadlines>,
     clock: Clock,
@@ -101,10 +106,22 @@ impl AdmissionControl {
         Self {
             store,
             node,
-            quotas: Quotas::new(limits),
+            quotas: Arc::new(Quotas::new(limits)),
             capacity: Capacity::new(capacity),
             deadlines,
             clock,
+        }
+    }
+
+    /// That of another node, with the same quotas.
+    pub(crate) fn on(&self, node: NodeHandle) -> Self {
+        Self {
+            store: self.store.clone(),
+            node,
+            quotas: Arc::clone(&self.quotas),
+            capacity: self.capacity.like_this(),
+            deadlines: Arc::clone(&self.deadlines),
+            clock: self.clock.clone(),
         }
     }
 
@@ -174,6 +191,11 @@ impl AdmissionControl {
     /// What the host has left, from a recent reading; `None` if the node could not read it.
     pub(crate) async fn host_capacity(&self) -> Option<HostCapacity> {
         self.capacity.host(&*self.node, &self.clock).await
+    }
+
+    /// What the node has reported last, and how many sandboxes were admitted to it. Nothing is read.
+    pub(crate) fn last_report(&self) -> (Option<HostCapacity>, u32) {
+        self.capacity.last()
     }
 
     /// Logs the team names in the limits that no team has, most likely misspelt.

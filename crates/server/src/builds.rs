@@ -45,7 +45,7 @@ use crate::chain::Chain;
 use crate::clock::{Clock, SECOND_US};
 use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
-use crate::pool::Pool;
+use crate::nodes::Nodes;
 use crate::seal::{SealError, Sealer};
 use crate::settings::BuildSettings;
 use crate::telemetry::Telemetry;
@@ -73,7 +73,7 @@ pub(crate) struct BuildServices {
     pub(crate) tokens: TokenSeed,
     pub(crate) sealer: Sealer,
     pub(crate) admission: Arc<AdmissionControl>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) nodes: Arc<Nodes>,
     pub(crate) resources: Resources,
     pub(crate) clock: Clock,
     /// Connections to agents.
@@ -90,7 +90,7 @@ pub(crate) struct Builds {
     tokens: TokenSeed,
     sealer: Sealer,
     admission: Arc<AdmissionControl>,
-    pool: Arc<Pool>,
+    nodes: Arc<Nodes>,
     resources: Resources,
     pub(crate) clock: Clock,
     work: TaskTracker,
@@ -157,7 +157,7 @@ impl Builds {
             tokens,
             sealer,
             admission,
-            pool,
+            nodes,
             resources,
             clock,
             work,
@@ -174,7 +174,7 @@ impl Builds {
             tokens,
             sealer,
             admission,
-            pool,
+            nodes,
             resources,
             clock,
             work,
@@ -244,7 +244,7 @@ impl Builds {
         };
         let imports = self.imports.lock();
         pinned.extend(imports.iter().flat_map(|pins| pins.lock().clone()));
-        pinned.extend(self.pool.layers());
+        pinned.extend(self.nodes.pooled_layers());
         pinned
     }
 
@@ -436,7 +436,7 @@ impl Builds {
             log: Arc::new(log),
             pins,
             removal: Arc::clone(&self.removal),
-            pool: Arc::clone(&self.pool),
+            nodes: Arc::clone(&self.nodes),
             sandboxes,
         };
         if row.attempts > 1 {

@@ -12,22 +12,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId, UserId};
-use protocol::node::Stage;
+use protocol::node::{NodeError, Stage};
 use store::builds::BuildRow;
 
 use self::error::CreationError;
 use self::settings::SandboxSettings;
-use crate::admission::quota::{ResourceUse, TeamQuota};
+use crate::admission::quota::{Reservation, ResourceUse, TeamQuota};
 use crate::admission::rate::{Level, RateSlot};
 use crate::admission::{Admission, AdmissionError};
 use crate::builds::recipe::BuildSpec;
 use crate::ids::new_sandbox_id;
 use crate::injections::SandboxInjections;
+use crate::nodes::{Needs, ServedNode};
 use crate::outcome::CreateOutcome;
-use crate::pool::{Asked, PoolKey};
+use crate::pool::{Asked, PoolKey, Taken};
 use crate::repositories::RepositoryRequest;
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::create::{CreateRequest, Created};
+use crate::sandboxes::create::{CreateError, CreateRequest, Created};
 use crate::sandboxes::idempotency::{Claimed, Claims, IdempotencyKey, KeyedRequest, StoredSandbox};
 use crate::templates::TemplateName;
 
@@ -174,8 +175,6 @@ impl SandboxCreation {
         request: SandboxRequest,
         id: SandboxId,
     ) -> Result<Box<CreateRequest>, CreationError> {
-        let pool = &self.sandboxes.pool;
-        let creating = pool.creating();
         let name = &request.template;
         let (template, build) = name.find_build(self.sandboxes.store(), &creator.team).await?;
         let built = self.spec_of(&build, &name.name)?;
@@ -189,6 +188,13 @@ impl SandboxCreation {
             items: std::mem::take(&mut settings.injections),
         };
         let (key, owner) = (PoolKey::of(&build), template.team_id.clone());
+        let memory = built.memory.as_ref().map(|_| build.id.clone());
+        let needs = Needs {
+            image: &built.image,
+            memory: memory.as_ref(),
+        };
+        let first = self.sandboxes.nodes.choose(needs).into_iter().next();
+        let creating = first.map(|node| node.pool.creating());
         let max_lifetime_s = creator.quota.limits.max_lifetime_s;
         let mut spec = settings
             .spec(template, build, &name.name, timeout_s, max_lifetime_s)
@@ -235,11 +241,14 @@ impl SandboxCreation {
             key: &key,
             spec: &built,
         };
-        let pooled = Box::pin(pool.take(asked)).await;
-        let admission = match &pooled {
-            Some(pooled) => Admission::of_started(reservation, pooled.permit()),
-            None => pool.admit(&reservation).await?,
-        };
+        // Again, with those that were placed meanwhile.
+        let nodes = self.sandboxes.nodes.choose(needs);
+        let Placed {
+            node,
+            others,
+            admission,
+            pooled,
+        } = Box::pin(place(nodes, asked, reservation)).await?;
         Ok(Box::new(CreateRequest {
             id,
             team: creator.team.clone(),
@@ -249,16 +258,18 @@ impl SandboxCreation {
             injections,
             repositories,
             admission,
+            node,
+            others,
             claim: None,
             pooled,
             creating,
         }))
     }
 
-    /// What sandboxes of a build are started with, on this node.
+    /// What sandboxes of a build are started with, on any node of this server.
     fn spec_of(&self, build: &BuildRow, template: &str) -> Result<BuildSpec, CreationError> {
-        let node = self.sandboxes.rows.node();
-        if build.node_id.as_ref().is_some_and(|built_on| built_on != node) {
+        let home = &self.sandboxes.home;
+        if build.node_id.as_ref().is_some_and(|built_by| built_by != home) {
             return Err(CreationError::BuiltElsewhere {
                 template: template.to_owned(),
             });
@@ -267,4 +278,42 @@ impl SandboxCreation {
             template: template.to_owned(),
         })
     }
+}
+
+/// Where a sandbox is placed, and with what.
+struct Placed {
+    node: Arc<ServedNode>,
+    /// The nodes to try if that one refuses.
+    others: Vec<Arc<ServedNode>>,
+    admission: Admission,
+    pooled: Option<Taken>,
+}
+
+/// Places a sandbox on the first of these nodes that has room for it.
+async fn place(
+    nodes: Vec<Arc<ServedNode>>,
+    asked: Asked<'_>,
+    reservation: Arc<Reservation>,
+) -> Result<Placed, CreationError> {
+    let mut nodes = nodes.into_iter();
+    let Some(mut node) = nodes.next() else {
+        return Err(CreateError::Node(NodeError::Away).into());
+    };
+    let pooled = Box::pin(node.pool.take(asked)).await;
+    let admission = match &pooled {
+        Some(pooled) => Admission::of_started(reservation, pooled.permit()),
+        None => loop {
+            let full = match node.pool.admit(&reservation).await {
+                Ok(admission) => break admission,
+                Err(full) => full,
+            };
+            node = nodes.next().ok_or(full)?;
+        },
+    };
+    Ok(Placed {
+        node,
+        others: nodes.collect(),
+        admission,
+        pooled,
+    })
 }

@@ -59,7 +59,7 @@ pub(crate) struct StoredLayers {
     /// Maximum size of the layers on the node, in bytes.
     pub(crate) cache_bytes: Option<u64>,
     /// When layers were used last by a sandbox or a step, as far as it was since the start.
-    used: Mutex<HashMap<LayerId, i64>>,
+    used: Arc<Mutex<HashMap<LayerId, i64>>>,
     /// The layers that are on their way to the node.
     fetching: Mutex<HashMap<LayerId, watch::Receiver<Outcome>>>,
     turns: Arc<Turns>,
@@ -111,7 +111,24 @@ impl StoredLayers {
             work,
             grace_s: settings.grace_s,
             cache_bytes: settings.cache_bytes,
-            used: Mutex::default(),
+            used: Arc::default(),
+            fetching: Mutex::default(),
+        }
+    }
+
+    /// The same blob store, for another node. Teams take turns over all nodes.
+    pub(crate) fn on(&self, node: Arc<dyn NodeApi>) -> Self {
+        Self {
+            store: self.store.clone(),
+            turns: Arc::clone(&self.turns),
+            node,
+            blobs: Arc::clone(&self.blobs),
+            owner: self.owner.clone(),
+            clock: self.clock.clone(),
+            work: self.work.clone(),
+            grace_s: self.grace_s,
+            cache_bytes: self.cache_bytes,
+            used: Arc::clone(&self.used),
             fetching: Mutex::default(),
         }
     }

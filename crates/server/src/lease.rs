@@ -145,6 +145,11 @@ impl NodeLease {
         lease
     }
 
+    /// The owner of the lease.
+    pub(crate) fn owner(&self) -> &OwnerId {
+        &self.owner
+    }
+
     /// The rows that may be changed.
     pub(crate) fn rows(&self) -> &NodeRows {
         &self.rows

@@ -23,6 +23,7 @@ use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use model::id::SandboxId;
 use protocol::node::NodeError;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::client::ClientConnection;
@@ -234,6 +235,12 @@ impl Gateway {
             self.services.metrics.proxy_request(answer.status().as_u16());
             return self.proxy_answer(&request, &answer);
         }
+        if self.is_on_absent_node(&target.id) {
+            self.services
+                .metrics
+                .proxy_request(Answer::Unavailable.status().as_u16());
+            return self.proxy_answer(&request, &Answer::Unavailable);
+        }
         let find = |id: &_| self.services.registry.access(id);
         let method = request.method().clone();
         let response = self.ingress.serve(request, &target, find).await;
@@ -247,6 +254,11 @@ impl Gateway {
             "sandbox traffic"
         );
         response.map(Body::new)
+    }
+
+    /// Whether a sandbox is on a node that is not served, where it goes on.
+    fn is_on_absent_node(&self, id: &SandboxId) -> bool {
+        self.services.registry.get(id).is_none() && self.services.sandboxes.nodes.is_absent(id)
     }
 
     /// Resumes a paused sandbox, if its client wants traffic to do so, and waits for it. Returns the answer where the

@@ -1,8 +1,7 @@
 //! The nodes that may connect to this server: tokens, joining, forgetting.
 //!
-//! There is one node for now: a second one is refused when it wants to join. The id in a node's certificate is that of the
-//! member, not of the rows of its sandboxes, which belong to the server's own place in the database. So who takes the place of
-//! a forgotten node, on the same host, takes over its sandboxes.
+//! The id in a node's certificate is that of the rows of its sandboxes as well. So what is on a node is lost when it is forgotten: a
+//! host that joins again is another node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use store::Store;
 use store::error::StoreError;
 use store::joined_nodes::{JoinedNode, TokenOutcome};
+use tokio::sync::Notify;
 
 use crate::clock::{Clock, SECOND_US, rfc3339};
+use crate::nodes::Nodes;
 
 /// How long a token is good for.
 pub const TOKEN_LIFETIME: Duration = Duration::from_secs(60 * 60);
@@ -26,6 +27,8 @@ pub struct NodeMembers {
     clock: Clock,
     authority: Arc<Authority>,
     hub: Arc<Hub>,
+    /// A node was forgotten.
+    forgotten: Notify,
 }
 
 /// Why no token was made.
@@ -37,17 +40,6 @@ pub(crate) enum TokenError {
     /// The system refuses.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// There is no place for another node.
-    #[error(
-        "this server has a node, {id} ({name}), and cannot have a second one yet; `ringfence node forget {id}` makes its place \
-         free"
-    )]
-    Occupied {
-        /// The node.
-        id: NodeId,
-        /// The name of its host.
-        name: String,
-    },
 }
 
 /// A node, for its operator.
@@ -57,7 +49,7 @@ pub struct OperatorNode {
     pub id: String,
     /// The name of its host.
     pub name: String,
-    /// `connected`, `away` or `forgotten`.
+    /// `connected`, `taking over` (it is connected, and its sandboxes are about to be taken over), `away` or `forgotten`.
     pub state: String,
     /// When it has joined, RFC 3339.
     pub joined_at: String,
@@ -79,6 +71,15 @@ pub struct OperatorNode {
     /// Whether the limits of sandboxes are enforced, while it is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_limited: Option<bool>,
+    /// The number of sandboxes that take a part of it, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandboxes: Option<u32>,
+    /// Memory that its host had left a moment ago, in bytes, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_available_bytes: Option<u64>,
+    /// Disk space that its host had left a moment ago, in bytes, while it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_available_bytes: Option<u64>,
 }
 
 impl NodeMembers {
@@ -90,18 +91,12 @@ impl NodeMembers {
             clock,
             authority,
             hub,
+            forgotten: Notify::new(),
         }
     }
 
     /// Makes a token with which one node can join, and returns its text.
     pub(crate) async fn make_token(&self) -> Result<String, TokenError> {
-        // Found out here rather than on the other host.
-        if let Some(node) = self.active().await? {
-            return Err(TokenError::Occupied {
-                id: node.id,
-                name: node.name,
-            });
-        }
         let token = self.authority.make_token()?;
         let now_us = self.clock.now_us();
         let lifetime_us = i64::try_from(TOKEN_LIFETIME.as_secs()).unwrap_or(0) * SECOND_US;
@@ -111,20 +106,35 @@ impl NodeMembers {
         Ok(token.expose())
     }
 
-    async fn active(&self) -> Result<Option<JoinedNode>, StoreError> {
-        let nodes = self.store.joined_node_list().await?;
-        Ok(nodes.into_iter().find(|node| node.forgotten_us.is_none()))
+    /// Where nodes connect.
+    pub(crate) fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    /// The database.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Resolves when a node was forgotten since the last call.
+    pub(crate) async fn node_forgotten(&self) {
+        self.forgotten.notified().await;
+    }
+
+    /// Has those that were forgotten be looked at again.
+    pub(crate) fn note_ended(&self) {
+        self.forgotten.notify_one();
     }
 
     /// All nodes, oldest first.
-    pub(crate) async fn list(&self) -> Result<Vec<OperatorNode>, StoreError> {
+    pub(crate) async fn list(&self, served: &Nodes) -> Result<Vec<OperatorNode>, StoreError> {
         let nodes = self.store.joined_node_list().await?;
-        Ok(nodes.into_iter().map(|node| self.show(node)).collect())
+        Ok(nodes.into_iter().map(|node| self.show(node, served)).collect())
     }
 
     /// One node.
-    pub(crate) async fn find(&self, id: &NodeId) -> Result<Option<OperatorNode>, StoreError> {
-        Ok(self.store.joined_node(id).await?.map(|node| self.show(node)))
+    pub(crate) async fn find(&self, id: &NodeId, served: &Nodes) -> Result<Option<OperatorNode>, StoreError> {
+        Ok(self.store.joined_node(id).await?.map(|node| self.show(node, served)))
     }
 
     /// Forgets a node: its connection ends, and its certificate is refused. `false` when there is none, or it was forgotten
@@ -132,20 +142,25 @@ impl NodeMembers {
     pub(crate) async fn forget(&self, id: &NodeId) -> Result<bool, StoreError> {
         let forgotten = self.store.joined_node_forget(id, self.clock.now_us()).await?;
         // Also when it was forgotten before, by a request that was cut here.
-        self.hub.disconnect(id);
+        self.hub.expel(id);
+        self.forgotten.notify_one();
         if forgotten {
             tracing::info!(node.id = %id, "the operator has forgotten a node");
         }
         Ok(forgotten)
     }
 
-    fn show(&self, node: JoinedNode) -> OperatorNode {
-        let connected = self.hub.connected().filter(|connected| connected.id == node.id);
-        let state = match (&connected, node.forgotten_us) {
-            (_, Some(_)) => "forgotten",
-            (Some(_), None) => "connected",
-            (None, None) => "away",
+    fn show(&self, node: JoinedNode, served: &Nodes) -> OperatorNode {
+        let connected = self.hub.connected(&node.id);
+        let served = served.find(&node.id).filter(|_| connected.is_some());
+        let state = match (&connected, &served, node.forgotten_us) {
+            (_, _, Some(_)) => "forgotten",
+            (Some(_), Some(_), None) => "connected",
+            (Some(_), None, None) => "taking over",
+            (None, _, None) => "away",
         };
+        let report = served.map(|served| served.admission.last_report());
+        let capacity = report.and_then(|(capacity, _)| capacity);
         OperatorNode {
             id: node.id.as_str().to_owned(),
             name: node.name,
@@ -159,6 +174,9 @@ impl NodeMembers {
                 .as_ref()
                 .map(|connected| connected.capabilities.writes_processes),
             is_limited: connected.as_ref().map(|connected| connected.capabilities.is_limited),
+            sandboxes: report.map(|(_, sandboxes)| sandboxes),
+            memory_available_bytes: capacity.map(|capacity| capacity.memory_available_bytes),
+            disk_available_bytes: capacity.map(|capacity| capacity.disk_available_bytes),
         }
     }
 
@@ -179,11 +197,6 @@ impl NodeMembers {
             TokenOutcome::Expired => Err(Refusal::lasting(
                 "the token has expired: make another with `ringfence node token` on the server",
             )),
-            TokenOutcome::Occupied(node) => Err(Refusal::lasting(format!(
-                "the server has a node, {} ({}), and cannot have a second one yet; `ringfence node forget {}` on the server makes \
-                 its place free",
-                node.id, node.name, node.id
-            ))),
         }
     }
 

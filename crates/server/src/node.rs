@@ -27,6 +27,13 @@ impl NodeHandle {
         Self { node, stored }
     }
 
+    /// The handle of another node, with the same blob store.
+    pub(crate) fn on(&self, node: Arc<dyn NodeApi>) -> Self {
+        let stored = self.stored.as_ref();
+        let stored = stored.map(|stored| Arc::new(stored.on(Arc::clone(&node))));
+        Self { node, stored }
+    }
+
     /// The layers of the blob store, if there is one.
     pub(crate) fn stored(&self) -> Option<&Arc<StoredLayers>> {
         self.stored.as_ref()

@@ -86,6 +86,9 @@ pub struct OperatorSandbox {
     /// Why it could not be resumed the last time, while it is paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_error: Option<String>,
+    /// The node that it is on, where nodes are processes of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// The latest sample of its usage, if there is one and it is not paused.
     pub usage: Option<OperatorUsage>,
 }
@@ -147,7 +150,7 @@ pub(crate) fn router(operator: Operator) -> Router {
 }
 
 async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<OperatorSandbox>>, ErrorResponse> {
-    let rows = operator.sandboxes.rows.sandbox_list_live().await?;
+    let rows = operator.sandboxes.rows_of_server().await?;
     let names = team_names(&operator).await?;
     let mut latest = operator.records.latest_of(&rows).await?;
     let shown = rows.into_iter().map(|row| {
@@ -157,7 +160,7 @@ async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<Ope
     let mut shown: Vec<_> = shown.collect();
     let building = operator.builds.sandboxes().into_iter();
     shown.extend(building.map(|sandbox| show_building(&names, &sandbox)));
-    shown.extend(operator.sandboxes.pool.list().iter().map(pooled));
+    shown.extend(operator.sandboxes.nodes.pooled().iter().map(pooled));
     Ok(Json(shown))
 }
 
@@ -191,7 +194,7 @@ async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) 
         };
     }
     let Some(entry) = operator.registry.get(&sandbox) else {
-        if operator.sandboxes.pool.end(&sandbox) {
+        if operator.sandboxes.nodes.end_pooled(&sandbox) {
             return Ok(StatusCode::NO_CONTENT);
         }
         return Err(absent(&operator, &sandbox).await?);
@@ -268,6 +271,7 @@ fn show_building(names: &HashMap<TeamId, String>, sandbox: &BuildSandbox) -> Ope
         kept: None,
         kept_bytes: None,
         resume_error: None,
+        node: None,
         usage: None,
     }
 }
@@ -300,6 +304,10 @@ fn show(
             .filter(|_| is_paused)
             .and_then(|bytes| u64::try_from(bytes).ok()),
         resume_error: row.resume_error.filter(|_| is_paused),
+        node: row
+            .node_id
+            .filter(|node| *node != operator.sandboxes.home)
+            .map(|node| node.as_str().to_owned()),
         // Of when it ran, otherwise.
         usage: latest.filter(|_| !is_paused).map(usage),
     }
@@ -320,6 +328,7 @@ fn pooled(pooled: &PooledSandbox) -> OperatorSandbox {
         kept: None,
         kept_bytes: None,
         resume_error: None,
+        node: None,
         usage: None,
     }
 }

@@ -60,7 +60,6 @@ const LINGER: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Records {
     store: Store,
-    node: NodeId,
     /// What records spans, if that is on.
     telemetry: Option<Arc<Telemetry>>,
     settings: RecordSettings,
@@ -99,7 +98,6 @@ impl Records {
         let log_total_bytes = settings.log_total_bytes;
         Self {
             store,
-            node: node.clone(),
             telemetry,
             settings,
             clock,
@@ -360,7 +358,7 @@ impl Records {
         Ok(last.filter(|sample| sample.at_us >= self.oldest_sample_us()))
     }
 
-    /// The newest sample of each of these sandboxes of this node, if it has one. At most one read of the database, however
+    /// The newest sample of each of these sandboxes, if it has one. At most one read of the database, however
     /// many they are: what is in memory needs none.
     pub(crate) async fn latest_of(&self, rows: &[SandboxRow]) -> Result<HashMap<SandboxId, Sample>, StoreError> {
         let mut found = HashMap::with_capacity(rows.len());
@@ -372,7 +370,7 @@ impl Records {
         let oldest_us = self.oldest_sample_us();
         if found.len() < rows.len() {
             let wanted: HashSet<&SandboxId> = rows.iter().map(|row| &row.id).collect();
-            for chunk in self.store.metric_latest_of_node(&self.node, oldest_us).await? {
+            for chunk in self.store.metric_latest_of_all(oldest_us).await? {
                 if !wanted.contains(&chunk.sandbox_id) || found.contains_key(&chunk.sandbox_id) {
                     continue;
                 }

@@ -40,11 +40,11 @@ mod write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::SandboxId;
+use model::id::{NodeId, SandboxId};
 use model::resources::Resources;
 use protocol::node::NodeError;
 use store::Store;
-use store::nodes::NodeRows;
+use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use self::entry::SandboxEntry;
@@ -57,8 +57,7 @@ use crate::agent::Agent;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::injections::SandboxInjections;
-use crate::node::NodeHandle;
-use crate::pool::Pool;
+use crate::nodes::{Nodes, ServedNode};
 use crate::repositories::Repositories;
 use crate::settings::PauseSettings;
 
@@ -68,18 +67,19 @@ const DISCARD_RETRY: Duration = Duration::from_secs(1);
 /// The operations on the sandboxes of one server.
 #[derive(Debug)]
 pub(crate) struct Sandboxes {
-    /// The rows of this server's node, which only this server changes.
-    pub(crate) rows: NodeRows,
-    /// Brings these rows in line with what the node has done.
+    /// The database, to read from it. Rows are changed through the node of their sandbox.
+    pub(crate) store: Store,
+    /// The id under which this server keeps what is not on a node, such as builds.
+    pub(crate) home: NodeId,
+    /// The nodes that sandboxes are on.
+    pub(crate) nodes: Arc<Nodes>,
+    /// Brings rows in line with what nodes have done.
     pub(crate) recording: Arc<Recording>,
-    pub(crate) node: NodeHandle,
     /// What follows the rows.
     pub(crate) tracked: Arc<Tracked>,
     pub(crate) defaults: Defaults,
     /// What sandboxes may reach, and what is injected into their requests.
     pub(crate) policies: Policies,
-    /// Sandboxes that are started in advance.
-    pub(crate) pool: Arc<Pool>,
     /// Prepares their repositories.
     pub(crate) repositories: Repositories,
     pub(crate) clock: Clock,
@@ -101,13 +101,26 @@ pub(crate) struct Defaults {
 impl Sandboxes {
     /// The database, to read from it.
     pub(crate) fn store(&self) -> &Store {
-        self.rows.store()
+        &self.store
+    }
+
+    /// The rows of all sandboxes of this server, also of those whose node is not served at the moment.
+    pub(crate) async fn rows_of_server(&self) -> Result<Vec<SandboxRow>, StoreError> {
+        let mut rows = Vec::new();
+        for node in self.nodes.all() {
+            rows.extend(node.rows.sandbox_list_live().await?);
+        }
+        for id in self.nodes.absent() {
+            // To read them takes no lease.
+            rows.extend(self.store.of_node(id, 0).sandbox_list_live().await?);
+        }
+        Ok(rows)
     }
 
     /// The agent of a sandbox that no client knows yet, or that nobody uses at the moment.
-    fn agent<'a>(&'a self, id: &'a SandboxId) -> Agent<'a> {
+    fn agent<'a>(&'a self, node: &'a ServedNode, id: &'a SandboxId) -> Agent<'a> {
         Agent {
-            node: &self.node,
+            node: &node.handle,
             id,
             token: self.policies.tokens.access_token(id),
             work: &self.work.tasks,
@@ -118,37 +131,39 @@ impl Sandboxes {
     fn register(
         &self,
         row: &SandboxRow,
+        node: &Arc<ServedNode>,
         admission: Admission,
         injections: Option<&SandboxInjections>,
     ) -> Arc<SandboxEntry> {
         let traffic_token = (!row.allow_public_traffic).then(|| self.policies.tokens.traffic_token(&row.id));
         let access_token = self.policies.tokens.access_token(&row.id);
         let saved_rules = injections.map(SandboxInjections::saved_rules).unwrap_or_default();
-        let entry = SandboxEntry::new(row, admission, access_token, traffic_token, saved_rules);
+        let entry = SandboxEntry::new(row, node, admission, access_token, traffic_token, saved_rules);
         self.tracked.add(row, &entry);
         entry
     }
 
     /// Removes a sandbox that no client knows: from the node, then from the rows and memory. While the node fails, this
     /// is retried in the background, and the sandbox keeps its share of the limits.
-    async fn discard(self: &Arc<Self>, id: &SandboxId) {
-        if self.kill_unannounced(id).await {
-            return self.forget(id).await;
+    async fn discard(self: &Arc<Self>, node: &Arc<ServedNode>, id: &SandboxId) {
+        if self.kill_unannounced(node, id).await {
+            return self.forget(node, id).await;
         }
-        let (sandboxes, id) = (Arc::clone(self), id.clone());
+        let (sandboxes, node, id) = (Arc::clone(self), Arc::clone(node), id.clone());
         self.work.spawn(async move {
-            loop {
+            // The next session of the node finds it, and ends it.
+            while !node.over.is_cancelled() {
                 tokio::time::sleep(DISCARD_RETRY).await;
-                if sandboxes.kill_unannounced(&id).await {
-                    return sandboxes.forget(&id).await;
+                if sandboxes.kill_unannounced(&node, &id).await {
+                    return sandboxes.forget(&node, &id).await;
                 }
             }
         });
     }
 
     /// Ends a sandbox that no client knows. Returns `true` if nothing of it runs any more.
-    async fn kill_unannounced(&self, id: &SandboxId) -> bool {
-        match self.node.kill(id).await {
+    async fn kill_unannounced(&self, node: &ServedNode, id: &SandboxId) -> bool {
+        match node.handle.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => true,
             Err(error) => {
                 tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox that failed to start");
@@ -158,9 +173,9 @@ impl Sandboxes {
     }
 
     /// Removes a sandbox that does not run any more from memory and the rows.
-    async fn forget(&self, id: &SandboxId) {
-        self.tracked.remove(id);
-        if let Err(error) = self.rows.sandbox_delete(id).await {
+    async fn forget(&self, node: &Arc<ServedNode>, id: &SandboxId) {
+        self.tracked.remove(node, id);
+        if let Err(error) = node.rows.sandbox_delete(id).await {
             // The row belongs to no running sandbox, so the next start removes it.
             self.tracked
                 .store_failed(&error, id, "cannot remove the row of an ended sandbox");

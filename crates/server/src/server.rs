@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use protocol::node::{NodeApi, NodeError, NodeEvents};
+use parking_lot::Mutex;
+use protocol::node::{NodeApi, NodeError};
 use proxy::ingress::Ingress;
 use store::Store;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::admission::AdmissionControl;
@@ -36,15 +37,16 @@ use crate::mcp::McpService;
 use crate::members::NodeMembers;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
+use crate::nodes::Nodes;
+use crate::nodes::all::AllNodes;
+use crate::nodes::keeper::NodeKeeper;
 use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
-use crate::pool::{Pool, PoolServices};
 use crate::readers::Readers;
 use crate::records::Records;
 use crate::repositories::{Repositories, RepositoryServices};
 pub use crate::sandboxes::adopt::AdoptError;
 use crate::sandboxes::idempotency::Claims;
-use crate::sandboxes::node_events::StopSignals;
 use crate::sandboxes::policy::Policies;
 use crate::sandboxes::registry::Registry;
 use crate::sandboxes::tracked::Tracked;
@@ -52,6 +54,7 @@ use crate::sandboxes::unrecorded::Recording;
 use crate::sandboxes::work::Work;
 use crate::sandboxes::{Defaults, Sandboxes};
 use crate::secrets::Secrets;
+use crate::sessions::NodeSessions;
 use crate::settings::ServerSettings;
 use crate::signature::Signatures;
 use crate::space;
@@ -85,6 +88,7 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Server {
     lease: NodeLease,
+    keeper: Arc<NodeKeeper>,
     operator: Operator,
     metric_sources: MetricSources,
     gateway: Arc<Gateway>,
@@ -115,61 +119,93 @@ impl Server {
         settings: ServerSettings,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        Self::start_with(listener, None, lease, node, settings, stop).await
-    }
-
-    /// As [`Self::start`], where the node is a process of its own, and may not be there yet: clients are answered 503, and the
-    /// operator is served, while the server waits for it.
-    ///
-    /// # Errors
-    /// As [`Self::start`]; also when the node goes away during the takeover.
-    pub async fn start_with(
-        listener: TcpListener,
-        operator: Option<(OperatorSocket, Arc<NodeMembers>)>,
-        lease: NodeLease,
-        node: Arc<dyn NodeApi>,
-        settings: ServerSettings,
-        stop: CancellationToken,
-    ) -> Result<Self, StartError> {
-        // The caller's token is not cancelled when the start fails.
-        let (server, background) = Self::assemble(lease, Arc::clone(&node), settings, stop.child_token());
-        let written = CancellationToken::new();
-        let writing = written.clone().drop_guard();
-        server.records.spawn(Arc::clone(&background.records).write(written));
-        server.accept(listener, &background.accepting_on)?;
-        if let Some((socket, members)) = operator {
-            let routes = operator::router(server.operator.clone());
-            let routes = operator::nodes::around(routes, members, Arc::clone(&server.gateway));
-            server.serve_routes(socket, routes);
-        }
+        let (server, background) = Self::prepare(listener, lease, settings, stop)?;
+        let keeper = Arc::clone(&server.keeper);
+        let rows = server.lease.rows().clone();
+        let served = keeper.session(rows, node, true, CancellationToken::new(), &TaskTracker::new());
         let taken = async {
-            let events = node.subscribe().await.map_err(StartError::Subscribe)?;
-            background.take_over().await?;
+            let events = served.handle.subscribe().await.map_err(StartError::Subscribe)?;
+            background.admission.check_names().await.map_err(AdoptError::from)?;
+            keeper.take_over(&served).await?;
+            // Only now is it known which create requests succeeded.
+            background.claims.settle_all().await.map_err(AdoptError::from)?;
             Ok::<_, StartError>(events)
         };
         let events = match taken.await {
             Ok(events) => events,
             Err(error) => {
-                server.abandon(writing).await;
+                server.abandon().await;
                 return Err(error);
             }
         };
-        server.begin(background, events, writing);
+        server.begin(background);
+        keeper.begin(&served, events);
         server.gateway.enter(Phase::Ready);
         Ok(server)
     }
 
-    /// Makes all services of a server and connects them to each other. None of them does anything yet.
-    fn assemble(
+    /// As [`Self::start`], where the nodes are processes of their own, which come and go. Clients are answered whether or not
+    /// there is any. Whoever has this runs the sessions of the nodes.
+    ///
+    /// # Errors
+    /// When the database fails, or the listener cannot be used. The server is shut down completely then.
+    pub async fn start_without_node(
+        listener: TcpListener,
+        (socket, members): (OperatorSocket, Arc<NodeMembers>),
         lease: NodeLease,
-        node: Arc<dyn NodeApi>,
         settings: ServerSettings,
         stop: CancellationToken,
-    ) -> (Self, Background) {
+    ) -> Result<(Self, NodeSessions), StartError> {
+        let (server, background) = Self::prepare(listener, lease, settings, stop)?;
+        let routes = operator::router(server.operator.clone());
+        server.serve_routes(
+            socket,
+            operator::nodes::around(routes, Arc::clone(&members), Arc::clone(&server.keeper.nodes)),
+        );
+        let sessions = NodeSessions::new(Arc::clone(&server.keeper), members, server.lease.owner().clone());
+        let prepared = async {
+            sessions.expect_all().await?;
+            background.admission.check_names().await?;
+            // What was interrupted is not announced, so its row says that it does not run, whatever its node has of it.
+            background.claims.settle_all().await
+        };
+        if let Err(error) = prepared.await {
+            server.abandon().await;
+            return Err(AdoptError::from(error).into());
+        }
+        server.begin(background);
+        server.gateway.enter(Phase::Ready);
+        Ok((server, sessions))
+    }
+
+    /// Makes a server, and answers 503 from here on.
+    fn prepare(
+        listener: TcpListener,
+        lease: NodeLease,
+        settings: ServerSettings,
+        stop: CancellationToken,
+    ) -> Result<(Self, Background), StartError> {
+        // The caller's token is not cancelled when the start fails.
+        let (server, background) = Self::assemble(lease, settings, stop.child_token());
+        let written = CancellationToken::new();
+        let writing = written.clone().drop_guard();
+        *server.keeper.writing.lock() = Some(Arc::new(writing));
+        server.records.spawn(Arc::clone(&background.records).write(written));
+        server.accept(listener, &background.accepting_on)?;
+        Ok((server, background))
+    }
+
+    /// Makes all services of a server and connects them to each other. None of them does anything yet.
+    fn assemble(lease: NodeLease, settings: ServerSettings, stop: CancellationToken) -> (Self, Background) {
         let abort = CancellationToken::new();
         let rows = lease.rows().clone();
         let store = rows.store().clone();
         let (streams, work) = (TaskTracker::new(), TaskTracker::new());
+        let (background_tasks, records_tasks) = (TaskTracker::new(), TaskTracker::new());
+        let records_stop = CancellationToken::new();
+        let registry = Arc::new(Registry::default());
+        let nodes = Arc::new(Nodes::default());
+        let node: Arc<dyn NodeApi> = Arc::new(AllNodes::new(Arc::clone(&nodes), Arc::clone(&registry)));
         let ServerSettings {
             domain,
             token_seed,
@@ -213,7 +249,6 @@ impl Server {
             rows.node(),
             telemetry.clone(),
         ));
-        let registry = Arc::new(Registry::default());
         let deadlines = Arc::new(Deadlines::default());
         let admission = Arc::new(AdmissionControl::new(
             store.clone(),
@@ -247,19 +282,6 @@ impl Server {
         let injections = Arc::new(Injections::new(store.clone(), sealer.clone(), providers));
         let signatures = Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing);
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
-        let pool = Arc::new(Pool::new(
-            pool,
-            PoolServices {
-                rows: rows.clone(),
-                node: handle.clone(),
-                tokens: tokens.clone(),
-                admission: Arc::clone(&admission),
-                metrics: Arc::clone(&metrics),
-                resources,
-                clock: clock.clone(),
-                work: work.clone(),
-            },
-        ));
         let builds = Arc::new(Builds::new(
             builds,
             BuildServices {
@@ -268,7 +290,7 @@ impl Server {
                 tokens: tokens.clone(),
                 sealer: sealer.clone(),
                 admission: Arc::clone(&admission),
-                pool: Arc::clone(&pool),
+                nodes: Arc::clone(&nodes),
                 resources,
                 clock: clock.clone(),
                 work: work.clone(),
@@ -289,11 +311,12 @@ impl Server {
             metrics: Arc::clone(&metrics),
         });
         let work_on_sandboxes = Arc::new(Work::new(work.clone(), stop.clone()));
-        let recording = Recording::new(rows.clone(), Arc::clone(&tracked), Arc::clone(&work_on_sandboxes));
+        let recording = Recording::new(store.clone(), Arc::clone(&tracked), Arc::clone(&work_on_sandboxes));
         let sandboxes = Arc::new(Sandboxes {
-            rows,
+            store: store.clone(),
+            home: rows.node().clone(),
+            nodes: Arc::clone(&nodes),
             recording: Arc::new(recording),
-            node: handle.clone(),
             tracked,
             defaults: Defaults {
                 resources,
@@ -308,11 +331,27 @@ impl Server {
                 tokens: tokens.clone(),
                 secrets: Arc::clone(&secrets),
             },
-            pool: Arc::clone(&pool),
             repositories: Repositories::new(repositories, means),
             clock: clock.clone(),
             work: work_on_sandboxes,
         });
+        let keeper = NodeKeeper {
+            store: store.clone(),
+            nodes: Arc::clone(&nodes),
+            sandboxes: Arc::clone(&sandboxes),
+            admission: Arc::clone(&admission),
+            handle: handle.clone(),
+            pool,
+            tokens: tokens.clone(),
+            metrics: Arc::clone(&metrics),
+            clock: clock.clone(),
+            work: work.clone(),
+            background: background_tasks.clone(),
+            records: records_tasks.clone(),
+            stop: stop.clone(),
+            records_stop: records_stop.clone(),
+            writing: Mutex::default(),
+        };
         let authenticator = Arc::new(Authenticator::new(store.clone(), clock.clone(), work.clone()));
         let dashboard = Arc::new(Dashboard::new(
             dashboard,
@@ -371,7 +410,7 @@ impl Server {
             tls,
             metrics,
             registry: Arc::clone(&registry),
-            pool: Arc::clone(&pool),
+            nodes: Arc::clone(&nodes),
             records: Arc::clone(&records),
             admission: Arc::clone(&admission),
             node: handle,
@@ -395,6 +434,7 @@ impl Server {
         let gateway = Arc::new(Gateway::new(services, routers, address, ingress));
         let server = Self {
             lease,
+            keeper: Arc::new(keeper),
             operator,
             metric_sources,
             gateway,
@@ -402,10 +442,10 @@ impl Server {
             keep_at_shutdown: pause.at_shutdown.then(|| Arc::clone(&sandboxes)),
             connections: TaskTracker::new(),
             streams,
-            background: TaskTracker::new(),
-            records: TaskTracker::new(),
+            background: background_tasks,
+            records: records_tasks,
             stop,
-            records_stop: CancellationToken::new(),
+            records_stop,
             abort,
         };
         let background = Background {
@@ -416,7 +456,6 @@ impl Server {
             admission,
             claims,
             builds,
-            pool,
             records,
             deliverer,
             exporter,
@@ -446,10 +485,10 @@ impl Server {
     }
 
     /// Shuts down a server that could not take over the sandboxes of an earlier start.
-    async fn abandon(self, writing: DropGuard) {
+    async fn abandon(self) {
         self.stop.cancel();
         self.abort.cancel();
-        drop(writing);
+        self.keeper.writing.lock().take();
         for tasks in [&self.connections, &self.background, &self.records] {
             tasks.close();
             tasks.wait().await;
@@ -458,14 +497,13 @@ impl Server {
     }
 
     /// Begins what goes on beside requests until the server is stopped.
-    fn begin(&self, background: Background, events: NodeEvents, writing: DropGuard) {
+    fn begin(&self, background: Background) {
         let Background {
             store,
             node,
             sandboxes,
             claims,
             builds,
-            pool,
             records,
             deliverer,
             exporter,
@@ -481,16 +519,9 @@ impl Server {
             }
         });
         tasks.spawn(Arc::clone(&sandboxes).enforce_deadlines(stop.clone()));
-        tasks.spawn(Arc::clone(&sandboxes).follow_rules(stop.clone()));
+        tasks.spawn(sandboxes.follow_rules(stop.clone()));
         tasks.spawn(claims.purge(stop.clone()));
         tasks.spawn(builds.serve(tasks.clone(), stop.clone()));
-        tasks.spawn(pool.serve(tasks.clone(), stop.clone()));
-        let signals = StopSignals {
-            draining: stop.clone(),
-            stopped: self.records_stop.clone(),
-        };
-        // Only after the takeover, because log entries of unknown sandboxes are dropped.
-        self.records.spawn(sandboxes.follow_node(events, signals, writing));
         if let Some(exporter) = exporter {
             // Stopped with the records, because everything else may have made spans.
             self.records.spawn(exporter.run(self.records_stop.clone()));
@@ -560,6 +591,7 @@ impl Server {
         }
         // Last, because all of these may have written log entries.
         self.records_stop.cancel();
+        self.keeper.writing.lock().take();
         self.records.close();
         self.records.wait().await;
         self.lease.release().await;
@@ -576,24 +608,8 @@ struct Background {
     admission: Arc<AdmissionControl>,
     claims: Arc<Claims>,
     builds: Arc<Builds>,
-    pool: Arc<Pool>,
     records: Arc<Records>,
     deliverer: Arc<Deliverer>,
     /// What exports spans, if that is on.
     exporter: Option<Exporter>,
-}
-
-impl Background {
-    /// Reconciles rows, node and memory after a start.
-    async fn take_over(&self) -> Result<(), AdoptError> {
-        self.admission.check_names().await?;
-        let count = self.sandboxes.adopt(&self.admission).await?;
-        // Only now is it known which create requests succeeded.
-        self.claims.settle_all().await?;
-        if count > 0 {
-            tracing::info!(sandboxes = count, "took over the sandboxes of an earlier start");
-        }
-        self.sandboxes.write_all();
-        Ok(())
-    }
 }

@@ -11,8 +11,6 @@ use crate::row::{Columns, FromColumns, storable};
 
 /// How long tokens are remembered that have expired or were used, for clear errors, in microseconds.
 const REMEMBERED_US: i64 = 7 * 24 * 60 * 60 * 1_000_000;
-/// The place that a node takes. There is one.
-const PLACE: i64 = 0;
 
 /// A node that has joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,8 +39,6 @@ pub enum TokenOutcome {
     Used,
     /// The token has expired.
     Expired,
-    /// There is no place for another node: this one has it. The token is still good.
-    Occupied(JoinedNode),
 }
 
 #[derive(Debug)]
@@ -129,26 +125,13 @@ impl Store {
                 Some(TokenRow { node: None }) => TokenOutcome::Expired,
             });
         }
-        let inserted = sqlx::query(
-            "INSERT INTO joined_nodes (id, name, place, joined_us) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
-        )
-        .bind(node.as_str())
-        .bind(name)
-        .bind(PLACE)
-        .bind(now_us)
-        .execute(&mut *tx)
-        .await
-        .map_err(failed)?;
-        if inserted.rows_affected() == 0 {
-            // Undoes the use of the token.
-            drop(tx);
-            let query =
-                sqlx::query("SELECT id, name, joined_us, seen_us, forgotten_us FROM joined_nodes WHERE place = $1")
-                    .bind(PLACE);
-            let occupant = self.db.read_optional("find the node of a place", query).await?;
-            // Forgotten in between: whoever tries again finds the place free.
-            return Ok(occupant.map_or(TokenOutcome::Unknown, TokenOutcome::Occupied));
-        }
+        sqlx::query("INSERT INTO joined_nodes (id, name, joined_us) VALUES ($1, $2, $3)")
+            .bind(node.as_str())
+            .bind(name)
+            .bind(now_us)
+            .execute(&mut *tx)
+            .await
+            .map_err(failed)?;
         tx.commit().await.map_err(failed)?;
         self.db.sync("write a node that has joined to disk").await?;
         Ok(TokenOutcome::Joined)
@@ -195,7 +178,7 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets a node, whose place is free then. `false` when there is none, or it was forgotten before.
+    /// Forgets a node. `false` when there is none, or it was forgotten before.
     ///
     /// # Errors
     /// When the database fails.

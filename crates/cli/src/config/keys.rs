@@ -70,7 +70,7 @@ keys! {
     },
     NODES_LISTEN = {
         "nodes.listen", Some("--nodes-listen"), Text, "127.0.0.1:3100",
-        "Address and port of `ringfence server` to which its node connects, with mutual TLS. Port 0 selects a free port.",
+        "Address and port of `ringfence server` to which its nodes connect, with mutual TLS. Port 0 selects a free port.",
         nodes_listen = listen,
     },
     DOMAIN = {

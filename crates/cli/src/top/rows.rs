@@ -151,6 +151,7 @@ pub(super) mod tests {
             kept: None,
             kept_bytes: None,
             resume_error: None,
+            node: None,
             usage: used.map(|(cpu_percent, memory_used_bytes)| OperatorUsage {
                 at: String::new(),
                 cpu_percent,

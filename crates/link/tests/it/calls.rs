@@ -37,7 +37,7 @@ async fn everything_crosses_the_link() {
     let node = FakeNode::new();
     echo(&node).await;
     let serving = place.connected(&node, &credentials).await;
-    let remote = &place.session.node;
+    let remote = &place.session().node;
 
     assert!(remote.capacity().await.unwrap().memory_available_bytes > 0);
     let missing: SandboxId = "inone".parse().unwrap();
@@ -89,7 +89,7 @@ async fn what_nobody_reads_holds_up_nothing_else() {
     let node = FakeNode::new();
     echo(&node).await;
     let _serving = place.connected(&node, &credentials).await;
-    let remote = &place.session.node;
+    let remote = &place.session().node;
     // Each byte is a frame of its own, and comes back in one.
     let mut stuck = Vec::new();
     for _ in 0..24 {
@@ -135,8 +135,8 @@ async fn a_call_goes_on_when_its_connection_is_lost() {
     let calls = tokio_util::task::TaskTracker::new();
     let (serving_node, tracked) = (Arc::clone(&node), calls.clone());
     let serving = tokio::spawn(async move { link::serve(serving_node, connection, &tracked).await });
-    until(|| place.session.node.is_connected()).await;
-    let remote = Arc::clone(&place.session.node);
+    until(|| place.session().node.is_connected()).await;
+    let remote = place.session().node;
     let killing = tokio::spawn(async move { remote.kill(&sandbox()).await });
     node.waiting.notified().await;
     serving.abort();

@@ -8,7 +8,7 @@ use testkit::node::FakeNode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::place::{BOUND, TestServer, hello, until};
+use crate::place::{BOUND, TestServer, hello, node_id, until};
 use crate::raw;
 
 fn refusal(error: LinkError) -> String {
@@ -70,7 +70,7 @@ async fn a_peer_without_a_certificate_can_only_join() {
             "{answer}"
         );
     }
-    assert!(place.hub.connected().is_none());
+    assert!(!place.hub.has_session(&node_id(1)));
     place.close().await;
 }
 
@@ -80,11 +80,12 @@ async fn a_forgotten_node_is_cut_and_refused() {
     let credentials = place.joined().await;
     let node = credentials.node().unwrap();
     let serving = place.connected(&FakeNode::new(), &credentials).await;
-    assert_eq!(place.hub.connected().unwrap().id, node);
+    assert_eq!(place.hub.connected(&node).unwrap().id, node);
     place.known.members.lock().clear();
-    place.hub.disconnect(&node);
+    place.hub.expel(&node);
+    assert!(place.session().over.is_cancelled());
     tokio::time::timeout(BOUND, serving).await.unwrap().unwrap();
-    until(|| place.hub.connected().is_none() && !place.session.node.is_connected()).await;
+    until(|| place.hub.connected(&node).is_none() && !place.session().node.is_connected()).await;
     for error in [
         link::connect(&place.address, &credentials, &hello())
             .await
@@ -104,7 +105,10 @@ async fn a_node_that_is_forgotten_while_it_connects_is_refused() {
     place.known.forgets.store(true, Ordering::SeqCst);
     let refused = link::connect(&place.address, &credentials, &hello()).await.map(|_| ());
     assert!(refusal(refused.unwrap_err()).contains("forgotten"));
-    assert!(place.hub.connected().is_none() && !place.session.node.is_connected());
+    assert!(place.hub.connected(&node_id(1)).is_none());
+    // What was begun for it is over.
+    let session = place.session();
+    assert!(session.over.is_cancelled() && !session.node.is_connected());
     place.close().await;
 }
 
@@ -171,7 +175,7 @@ async fn a_node_that_does_not_speak_the_protocol_is_cut() {
     // It answers the hello and then speaks no HTTP/2.
     let (_, mut connection) = link::connect(&place.address, &credentials, &hello()).await.unwrap();
     connection.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
-    until(|| place.hub.connected().is_none()).await;
-    assert!(!place.session.node.is_connected());
+    until(|| place.hub.connected(&node_id(1)).is_none()).await;
+    assert!(!place.session().node.is_connected());
     place.close().await;
 }

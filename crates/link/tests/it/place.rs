@@ -11,6 +11,7 @@ use model::id::NodeId;
 use parking_lot::Mutex;
 use testkit::node::FakeNode;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -60,7 +61,8 @@ pub(crate) struct TestServer {
     pub(crate) authority: Arc<Authority>,
     pub(crate) known: Arc<Known>,
     pub(crate) hub: Arc<Hub>,
-    pub(crate) session: Session,
+    begun: Mutex<UnboundedReceiver<Session>>,
+    session: Mutex<Option<Session>>,
     pub(crate) socket: SocketAddr,
     pub(crate) address: Address,
     stop: CancellationToken,
@@ -88,7 +90,7 @@ impl TestServer {
         let (authority, known, hub) = (Arc::new(authority()), Arc::<Known>::default(), Arc::new(Hub::default()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = listener.local_addr().unwrap();
-        let session = hub.begin();
+        let begun = hub.open();
         let stop = CancellationToken::new();
         let port = Port {
             authority: Arc::clone(&authority),
@@ -102,12 +104,22 @@ impl TestServer {
             authority,
             known,
             hub,
-            session,
+            begun: Mutex::new(begun),
+            session: Mutex::default(),
             socket,
             address: format!("https://{socket}").parse().unwrap(),
             stop,
             serving: tokio::spawn(async move { serving.await.unwrap() }),
         }
+    }
+
+    /// The session of the node that has connected last.
+    pub(crate) fn session(&self) -> Session {
+        let mut session = self.session.lock();
+        while let Ok(begun) = self.begun.lock().try_recv() {
+            *session = Some(begun);
+        }
+        session.clone().expect("a node has connected")
     }
 
     /// A token that makes the node with this number.
@@ -128,10 +140,11 @@ impl TestServer {
         credentials: &Credentials,
     ) -> JoinHandle<std::io::Error> {
         let (welcome, connection) = link::connect(&self.address, credentials, &hello()).await.unwrap();
-        assert_eq!((welcome.level, &welcome.session), (1, &self.session.id));
+        let session = self.session();
+        assert_eq!((welcome.level, &welcome.session), (1, &session.id));
         let node = Arc::clone(node);
         let serving = tokio::spawn(async move { link::serve(node, connection, &TaskTracker::new()).await });
-        until(|| self.session.node.is_connected()).await;
+        until(|| session.node.is_connected()).await;
         serving
     }
 

@@ -27,6 +27,9 @@ pub(crate) enum NoCapacity {
     /// The sandbox limit of the host is reached.
     #[error("sandbox limit reached ({0} of {0})")]
     Count(u32),
+    /// There is no host: no node is connected.
+    #[error("no node is connected")]
+    Away,
     /// The host is short of memory.
     #[error("{available_mb} MiB of memory are available, and {floor_mb} MiB are reserved")]
     Memory { available_mb: u64, floor_mb: u32 },
@@ -73,6 +76,17 @@ impl Capacity {
             admitted: AtomicU32::new(0),
             reading_lock: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// The capacity of another host, with the same settings.
+    pub(super) fn like_this(&self) -> Self {
+        Self::new(self.settings)
+    }
+
+    /// The last reading, and the number of sandboxes.
+    pub(super) fn last(&self) -> (Option<HostCapacity>, u32) {
+        let reading = *self.reading.lock();
+        (reading.and_then(|reading| reading.capacity), *self.sandboxes.lock())
     }
 
     /// Disk space that is reserved, in bytes.

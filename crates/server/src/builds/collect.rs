@@ -142,7 +142,7 @@ impl Builds {
     /// The layers that nothing uses, or why that is not known. Nothing may be committed meanwhile.
     async fn unused(&self) -> Result<Result<Vec<LayerInfo>, String>, StoreError> {
         let ago = |seconds: i64| self.clock.now_us().saturating_sub(seconds.saturating_mul(SECOND_US));
-        let stored = match self.node.layers().await {
+        let stored = match self.nodes.layers().await {
             Ok(stored) => stored,
             Err(error) => return Ok(Err(format!("cannot list the layers of the node: {}", Chain(&error)))),
         };

@@ -10,7 +10,7 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
 use parking_lot::Mutex;
-use protocol::node::{Committed, NodeError, StartSandbox, StartedSandbox};
+use protocol::node::{Committed, Image, NodeError, StartSandbox, StartedSandbox};
 use store::builds::CachedLayerRow;
 use store::nodes::NodeRows;
 use tokio_util::task::TaskTracker;
@@ -22,7 +22,7 @@ use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
-use crate::pool::Pool;
+use crate::nodes::{Needs, Nodes};
 use crate::settings::BuildSettings;
 use crate::telemetry::WorkSpan;
 
@@ -88,7 +88,7 @@ pub(crate) struct BuildContext {
     /// Removals of layers exclude commits, because a layer may be committed again that is about to be removed.
     pub(super) removal: Arc<tokio::sync::RwLock<()>>,
     /// Decides whether the host has capacity for another sandbox.
-    pub(super) pool: Arc<Pool>,
+    pub(super) nodes: Arc<Nodes>,
     /// Sandboxes that were started and have not ended.
     pub(super) sandboxes: StepSandboxes,
 }
@@ -107,7 +107,7 @@ impl BuildContext {
             template: request.template.clone(),
             resources: request.resources,
             started_us: self.clock.now_us(),
-            _capacity: self.capacity().await?,
+            _capacity: self.capacity(&request.image).await?,
         };
         self.sandboxes.lock().insert(id.clone(), sandbox);
         let started = self.node.start_patiently(&Some(self.team.clone()), request).await;
@@ -118,10 +118,11 @@ impl BuildContext {
     }
 
     /// A share of the host for one sandbox, once it has one.
-    async fn capacity(&self) -> Result<CapacityPermit, NoCapacity> {
+    async fn capacity(&self, image: &Image) -> Result<CapacityPermit, NoCapacity> {
         let mut waited = Duration::ZERO;
+        let needs = Needs { image, memory: None };
         loop {
-            match self.pool.admit_to_host().await {
+            match self.nodes.admit_to_any(needs).await {
                 Ok(permit) => return Ok(permit),
                 Err(why) if waited >= CAPACITY_WAIT => return Err(why),
                 Err(why) => {

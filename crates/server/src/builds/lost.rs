@@ -37,7 +37,7 @@ impl Builds {
         if needed.is_empty() {
             return HashMap::new();
         }
-        let known: HashSet<LayerId> = match self.node.layers().await {
+        let known: HashSet<LayerId> = match self.nodes.layers().await {
             Ok(layers) => layers.into_iter().map(|layer| layer.id).collect(),
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "cannot list the layers of the node");

@@ -14,10 +14,13 @@ use super::objects::ObjectError;
 use super::recipe::{BuildSpec, SnapshotMemory, layers_of};
 use crate::chain::Chain;
 use crate::ids::new_template_id;
+use crate::node::NodeHandle;
 
 /// A snapshot to make of a copied disk.
 #[derive(Debug)]
 pub(crate) struct SnapshotSource {
+    /// The node on which the copy is.
+    pub(crate) node: NodeHandle,
     /// The copied disk.
     pub(crate) copied: CopiedDisk,
     /// What the sandbox was started with.
@@ -74,7 +77,7 @@ impl Builds {
         };
         let CommittedCopy { layer, memory_bytes } = {
             let _removal = self.removal.read().await;
-            let committed = self.node.commit_copy(&source.copied.disk, merge, wanted).await?;
+            let committed = source.node.commit_copy(&source.copied.disk, merge, wanted).await?;
             pinned.pins.lock().insert(committed.layer.layer.clone());
             committed
         };

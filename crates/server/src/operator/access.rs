@@ -123,7 +123,7 @@ pub(super) async fn open(
         let why = format!("{STREAMS} streams into sandboxes are open, as many as allowed: end a command");
         return Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why));
     };
-    let dialed = tokio::time::timeout(DIAL_TIMEOUT, operator.sandboxes.node.dial(&entry.id, port)).await;
+    let dialed = tokio::time::timeout(DIAL_TIMEOUT, entry.node.handle.dial(&entry.id, port)).await;
     let stream = dialed.unwrap_or(Err(DialError::PortClosed)).map_err(|error| {
         let why = match error {
             DialError::PortClosed => format!("nothing accepts connections on port {port} of sandbox {id}"),
@@ -193,7 +193,14 @@ async fn find(operator: &Operator, id: &str) -> Result<Arc<SandboxEntry>, ErrorR
         .sandboxes()
         .iter()
         .any(|building| building.id == sandbox);
-    if is_building || operator.sandboxes.pool.list().iter().any(|pooled| pooled.id == sandbox) {
+    if is_building
+        || operator
+            .sandboxes
+            .nodes
+            .pooled()
+            .iter()
+            .any(|pooled| pooled.id == sandbox)
+    {
         let why = format!("sandbox {id} belongs to a build or to the pool: only sandboxes of clients can be entered");
         return Err(ErrorResponse(StatusCode::CONFLICT, why));
     }

@@ -84,6 +84,10 @@ pub(super) async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorR
         None => AbsentError::Unknown,
     };
     Ok(match why {
+        AbsentError::Away { node } => ErrorResponse(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("sandbox {id} is on node {node}, which is not connected: see `ringfence node list`"),
+        ),
         AbsentError::Elsewhere { node } => ErrorResponse(
             StatusCode::SERVICE_UNAVAILABLE,
             format!("sandbox {id} is on node {node}: use the command there"),

@@ -20,7 +20,7 @@ use crate::admission::AdmissionControl;
 use crate::listen::connections::Connections;
 use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::node::NodeHandle;
-use crate::pool::Pool;
+use crate::nodes::Nodes;
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
 use crate::tls::Tls;
@@ -36,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(120);
 pub(crate) struct MetricSources {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) nodes: Arc<Nodes>,
     pub(crate) records: Arc<Records>,
     pub(crate) admission: Arc<AdmissionControl>,
     pub(crate) node: NodeHandle,
@@ -62,7 +62,7 @@ pub(super) async fn read_metrics(State(sources): State<MetricSources>) -> Respon
     let snapshot = MetricsSnapshot {
         sandboxes: sources.registry.count_by_state(),
         paused_disk_bytes: sources.registry.paused_disk_bytes(),
-        pooled: sources.pool.counts(),
+        pooled: sources.nodes.pool_counts(),
         connections: sources.streams.len(),
         clients: sources.connections.counts(),
         log_entries_lost: sources.records.entries_lost(),

@@ -1,12 +1,8 @@
 //! Nodes that are processes of their own: tokens to join, who has joined, and forgetting one.
-//!
-//! These routes answer before the server is ready, because it is not while it has no node.
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse as _, Response};
+use axum::extract::{FromRef, Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
@@ -15,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::context::ErrorResponse;
 use crate::chain::Chain;
-use crate::listen::Gateway;
 use crate::members::{NodeMembers, OperatorNode, TOKEN_LIFETIME, TokenError};
+use crate::nodes::Nodes;
 
 /// A token with which one node can join.
 #[derive(Clone, Serialize, Deserialize)]
@@ -33,24 +29,27 @@ impl std::fmt::Debug for OperatorToken {
     }
 }
 
-/// The routes of the operator API of a server whose node is a process of its own: `routes` once the server is ready, and
-/// those about nodes always.
-pub(crate) fn around(routes: Router, members: Arc<NodeMembers>, gateway: Arc<Gateway>) -> Router {
-    let gated = routes.layer(middleware::from_fn_with_state(gateway, until_ready));
+/// What is known of nodes.
+#[derive(Clone)]
+pub(crate) struct Known {
+    members: Arc<NodeMembers>,
+    nodes: Arc<Nodes>,
+}
+
+impl FromRef<Known> for Arc<NodeMembers> {
+    fn from_ref(known: &Known) -> Self {
+        Arc::clone(&known.members)
+    }
+}
+
+/// The routes of the operator API of a server whose nodes are processes of their own: `routes`, and those about nodes.
+pub(crate) fn around(routes: Router, members: Arc<NodeMembers>, nodes: Arc<Nodes>) -> Router {
     Router::new()
         .route("/nodes", get(list_nodes))
         .route("/nodes/{id}", get(show_node).delete(forget_node))
         .route("/node-tokens", post(make_token))
-        .with_state(members)
-        .merge(gated)
-}
-
-async fn until_ready(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
-    if gateway.is_ready() {
-        return next.run(request).await;
-    }
-    let why = "the server is not ready: it waits until its node is connected, see `ringfence node list`";
-    ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why.to_owned()).into_response()
+        .with_state(Known { members, nodes })
+        .merge(routes)
 }
 
 async fn make_token(State(members): State<Arc<NodeMembers>>) -> Result<Json<OperatorToken>, ErrorResponse> {
@@ -60,7 +59,6 @@ async fn make_token(State(members): State<Arc<NodeMembers>>) -> Result<Json<Oper
             expires_in_s: TOKEN_LIFETIME.as_secs(),
         })),
         Err(TokenError::Store(error)) => Err(error.into()),
-        Err(error @ TokenError::Occupied { .. }) => Err(ErrorResponse(StatusCode::CONFLICT, error.to_string())),
         Err(error @ TokenError::Trust(_)) => Err(ErrorResponse(
             StatusCode::INTERNAL_SERVER_ERROR,
             Chain(&error).to_string(),
@@ -68,15 +66,12 @@ async fn make_token(State(members): State<Arc<NodeMembers>>) -> Result<Json<Oper
     }
 }
 
-async fn list_nodes(State(members): State<Arc<NodeMembers>>) -> Result<Json<Vec<OperatorNode>>, ErrorResponse> {
-    Ok(Json(members.list().await?))
+async fn list_nodes(State(known): State<Known>) -> Result<Json<Vec<OperatorNode>>, ErrorResponse> {
+    Ok(Json(known.members.list(&known.nodes).await?))
 }
 
-async fn show_node(
-    State(members): State<Arc<NodeMembers>>,
-    Path(id): Path<String>,
-) -> Result<Json<OperatorNode>, ErrorResponse> {
-    let node = members.find(&parse(&id)?).await?;
+async fn show_node(State(known): State<Known>, Path(id): Path<String>) -> Result<Json<OperatorNode>, ErrorResponse> {
+    let node = known.members.find(&parse(&id)?, &known.nodes).await?;
     Ok(Json(node.ok_or_else(|| no_node(&id))?))
 }
 

@@ -1,19 +1,22 @@
-//! Adoption at startup: sandboxes that still run or are paused are adopted, everything else is removed.
+//! Adoption when a node is taken over, at a start and after the node was restarted: sandboxes that still run or are paused
+//! are adopted, everything else is removed.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use model::id::SandboxId;
 use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, Recovery, State};
 use protocol::node::{AdoptedState, NodeError, Wanted, WantedState};
 use store::error::StoreError;
+use store::nodes::NodeRows;
 use store::sandboxes::{Pause, SandboxRow};
 
 use super::Sandboxes;
 use super::entry::CountedAs;
-use crate::admission::AdmissionControl;
 use crate::admission::quota::ResourceUse;
 use crate::injections::SandboxInjections;
+use crate::nodes::ServedNode;
 use crate::outcome::EndReason;
 
 /// Why the sandboxes of an earlier start could not be taken over.
@@ -28,11 +31,11 @@ pub enum AdoptError {
 }
 
 impl Sandboxes {
-    /// Reconciles rows, node and memory at startup, and returns how many sandboxes were adopted. Everything that does
-    /// not run is removed.
-    pub(crate) async fn adopt(&self, admission: &AdmissionControl) -> Result<usize, AdoptError> {
-        let rows = self.rows.sandbox_list_live().await?;
-        let sealed = self.rows.sandbox_injections_list().await?;
+    /// Reconciles rows, node and memory when a node is taken over, and returns how many sandboxes were adopted. Everything that
+    /// does not run is removed.
+    pub(crate) async fn adopt(&self, node: &Arc<ServedNode>) -> Result<usize, AdoptError> {
+        let rows = node.rows.sandbox_list_live().await?;
+        let sealed = node.rows.sandbox_injections_list().await?;
         let injections: BTreeMap<SandboxId, SandboxInjections> = sealed
             .iter()
             .filter_map(|(id, sealed)| Some((id.clone(), self.policies.injections.open_sandbox(id, sealed)?)))
@@ -41,7 +44,7 @@ impl Sandboxes {
         for row in &rows {
             wanted.extend(self.wanted(row, injections.get(&row.id)).await?);
         }
-        let adopted = self.node.reconcile(wanted).await?.into_iter();
+        let adopted = node.handle.reconcile(wanted).await?.into_iter();
         let adopted: HashMap<SandboxId, AdoptedState> = adopted.map(|one| (one.id, one.state)).collect();
         let mut count = 0;
         for row in rows {
@@ -49,19 +52,19 @@ impl Sandboxes {
             let was_known = row.state.recovery(kept(&row)) != Recovery::Remove;
             let exists = state.is_some() && was_known;
             let row = match state.filter(|_| was_known) {
-                Some(AdoptedState::Running) => self.settle_running(row).await?,
-                Some(AdoptedState::Paused(kept)) => self.settle_paused(row, kept).await?,
+                Some(AdoptedState::Running) => self.settle_running(node, row).await?,
+                Some(AdoptedState::Paused(kept)) => self.settle_paused(node, row, kept).await?,
                 // What is kept in memory is lost with the processes, for example when the host was restarted.
                 None => row,
             };
             if exists {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
                 let counted = CountedAs::of(&row);
-                let mut admission = admission.occupy(&row.team_id, counted.share(share)).await?;
+                let mut admission = node.admission.occupy(&row.team_id, counted.share(share)).await?;
                 if row.state == State::Paused && kept(&row) != Kept::Memory {
                     admission.leave_host();
                 }
-                let entry = self.register(&row, admission, injections.get(&row.id));
+                let entry = self.register(&row, node, admission, injections.get(&row.id));
                 if row.state == State::Paused {
                     self.tracked.records.stop_sampling(&row.id, None);
                     let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
@@ -71,13 +74,7 @@ impl Sandboxes {
                 }
                 count += 1;
             } else {
-                self.rows.sandbox_delete(&row.id).await?;
-                self.tracked.records.track(&row);
-                // No client knows any other.
-                if was_known {
-                    self.tracked.has_ended(&row.id, EndReason::Lost);
-                }
-                self.tracked.records.end(&row.id);
+                self.lose_row(&node.rows, &row).await?;
             }
         }
         self.tracked.records.recall().await?;
@@ -85,14 +82,35 @@ impl Sandboxes {
         Ok(count)
     }
 
+    /// Removes the rows of a node of which nothing is left: it was forgotten. Returns how many sandboxes those were.
+    pub(crate) async fn lose_all(&self, rows: &NodeRows) -> Result<usize, StoreError> {
+        let live = rows.sandbox_list_live().await?;
+        for row in &live {
+            self.lose_row(rows, row).await?;
+        }
+        Ok(live.len())
+    }
+
+    /// Removes the row of a sandbox of which nothing is left.
+    async fn lose_row(&self, rows: &NodeRows, row: &SandboxRow) -> Result<(), StoreError> {
+        rows.sandbox_delete(&row.id).await?;
+        self.tracked.records.track(row);
+        // No client knows any other.
+        if row.state.recovery(kept(row)) != Recovery::Remove {
+            self.tracked.has_ended(&row.id, EndReason::Lost);
+        }
+        self.tracked.records.end(&row.id);
+        Ok(())
+    }
+
     /// Stores that a sandbox runs which was being paused or resumed when the platform stopped.
-    async fn settle_running(&self, row: SandboxRow) -> Result<SandboxRow, StoreError> {
+    async fn settle_running(&self, node: &ServedNode, row: SandboxRow) -> Result<SandboxRow, StoreError> {
         let started_us = match row.state {
             State::Running => return Ok(row),
             State::Resuming => self.clock.now_us(),
             _ => row.started_us,
         };
-        let change = self
+        let change = node
             .rows
             .sandbox_resumed(&row.id, row.version, started_us, row.end_us, None)
             .await?;
@@ -103,7 +121,12 @@ impl Sandboxes {
 
     /// Stores that a sandbox is paused, and what is kept of it: one that was being paused or resumed when the platform
     /// stopped, and one whose last row was lost with the power of the host.
-    async fn settle_paused(&self, mut row: SandboxRow, kept: Kept) -> Result<SandboxRow, StoreError> {
+    async fn settle_paused(
+        &self,
+        node: &ServedNode,
+        mut row: SandboxRow,
+        kept: Kept,
+    ) -> Result<SandboxRow, StoreError> {
         if row.state == State::Paused && row.kept == Some(kept) {
             return Ok(row);
         }
@@ -112,7 +135,7 @@ impl Sandboxes {
             _ => self.clock.now_us(),
         };
         if row.state == State::Running {
-            let change = self.rows.sandbox_pausing(&row.id, row.version, kept, None).await?;
+            let change = node.rows.sandbox_pausing(&row.id, row.version, kept, None).await?;
             row = change.applied().unwrap_or(row);
         }
         let pause = Pause {
@@ -121,7 +144,7 @@ impl Sandboxes {
             paused_us,
             resume_error: None,
         };
-        let change = self.rows.sandbox_paused(&row.id, row.version, pause).await?;
+        let change = node.rows.sandbox_paused(&row.id, row.version, pause).await?;
         let (state, kept) = (RowChange::Paused.state(), Some(kept));
         Ok(change.applied().unwrap_or(SandboxRow { state, kept, ..row }))
     }

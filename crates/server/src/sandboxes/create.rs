@@ -12,7 +12,7 @@ use model::id::{SandboxId, TeamId, UserId};
 use model::network::EgressPolicy;
 use model::sandbox::{EnvVars, SandboxSpec};
 use protocol::agent::{self, Init};
-use protocol::node::{Image, NodeError, Stage, StartSandbox};
+use protocol::node::{Image, NodeError, Stage, StartSandbox, StartedSandbox};
 use secrecy::ExposeSecret;
 use store::Change;
 use store::error::StoreError;
@@ -21,12 +21,15 @@ use store::sandboxes::{NewSandbox, SandboxRow};
 use super::Sandboxes;
 use super::entry::SandboxEntry;
 use super::idempotency::KeyClaim;
+use super::policy::PolicyContext;
 use super::repositories::preparation_policy;
 use crate::admission::Admission;
+use crate::admission::quota::Reservation;
 use crate::agent::AgentError;
 use crate::builds::recipe::BuildSpec;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
+use crate::nodes::ServedNode;
 use crate::outcome::CreateOutcome;
 use crate::pool::{Creating, PoolKey, Taken};
 use crate::records::LifecycleEvent;
@@ -65,10 +68,32 @@ pub(crate) struct CreateRequest {
     pub(crate) admission: Admission,
     /// The claim of the request's idempotency key, if it had one.
     pub(crate) claim: Option<Box<KeyClaim>>,
+    /// The node that it is placed on, which the admission is for.
+    pub(crate) node: Arc<ServedNode>,
+    /// The nodes to try if that one refuses, the best first.
+    pub(crate) others: Vec<Arc<ServedNode>>,
     /// A sandbox of the pool that fits, whose share of the host the admission has.
     pub(crate) pooled: Option<Taken>,
     /// Nothing is started for the pool meanwhile.
-    pub(crate) creating: Creating,
+    pub(crate) creating: Option<Creating>,
+}
+
+/// What a start on any node takes.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    build: &'a BuildSpec,
+    injections: &'a SandboxInjections,
+    context: &'a PolicyContext,
+    env_vars: &'a EnvVars,
+    has_repositories: bool,
+}
+
+/// A sandbox that a node has started, and that is not announced yet.
+struct Begun {
+    row: SandboxRow,
+    entry: Arc<SandboxEntry>,
+    egress: EgressPolicy,
+    started: StartedSandbox,
 }
 
 /// A sandbox that was created.
@@ -123,6 +148,7 @@ impl Sandboxes {
     pub(crate) async fn create(self: &Arc<Self>, create: CreateRequest) -> Result<Created, CreateError> {
         let pooled = create.pooled.as_ref().map(Taken::id);
         let ids: Vec<SandboxId> = [Some(&create.id), pooled].into_iter().flatten().cloned().collect();
+        let nodes: Vec<_> = std::iter::once(&create.node).chain(&create.others).cloned().collect();
         let bound = match (create.repositories.is_empty(), &create.build.memory) {
             (true, None) => CREATE_BOUND,
             (true, Some(_)) => MEMORY_BOUND,
@@ -143,7 +169,7 @@ impl Sandboxes {
                 let sandboxes = Arc::clone(self);
                 self.work.spawn(async move {
                     if task.await.is_err() {
-                        sandboxes.discard_all(&ids).await;
+                        sandboxes.discard_all(&nodes, &ids).await;
                     }
                 });
                 return Err(CreateError::TimedOut);
@@ -155,7 +181,8 @@ impl Sandboxes {
                 self.tracked.metrics.create(CreateOutcome::Failed);
                 // The task panicked at an unknown point; what it left is removed like a failed start.
                 let sandboxes = Arc::clone(self);
-                self.work.spawn(async move { sandboxes.discard_all(&ids).await });
+                self.work
+                    .spawn(async move { sandboxes.discard_all(&nodes, &ids).await });
                 Err(CreateError::TaskFailed)
             }
         }
@@ -214,8 +241,10 @@ impl Sandboxes {
             build,
             injections,
             repositories,
-            admission,
+            mut admission,
             claim: _,
+            mut node,
+            others,
             pooled: _,
             creating: _creating,
         } = create;
@@ -226,36 +255,57 @@ impl Sandboxes {
         new.injections_sealed = self.policies.injections.seal_sandbox(&new.id, &injections)?;
         new.environment_sealed = self.seal_environment(&new.id, &env_vars)?;
         new.authority_of = build.memory.as_ref().map(|memory| memory.authority.clone());
-        let row = self.rows.sandbox_unstored(new.clone());
-        let egress = self.policies.of(&row, context).await?;
-        let entry = self.register(&row, admission, Some(&injections));
-
-        let first = if repositories.is_empty() {
-            egress.clone()
-        } else {
-            preparation_policy(&egress)
+        let asked = Asked {
+            build: &build,
+            injections: &injections,
+            context: &context,
+            env_vars: &env_vars,
+            has_repositories: !repositories.is_empty(),
         };
-        let request = self.start_request(&row, &build, env_vars, first);
-        let payer = Some(row.team_id.clone());
-        let started = loop {
-            match self.node.start(&payer, request.clone()).await {
-                // What is pooled may have what this one needs.
-                Err(NodeError::Capacity(_)) if self.pool.evict().await => {}
-                started => break started,
-            }
+        let reservation = Arc::clone(admission.reservation());
+        let mut others = others.into_iter();
+        let mut refused = None;
+        let begun = loop {
+            let error = match self.begin_on(&node, admission, new.clone(), asked).await {
+                Ok(Ok(begun)) => break begun,
+                Ok(Err(error)) => error,
+                Err(error) => {
+                    // Those of an attempt on another node, if there was one.
+                    self.tracked.records.end(&new.id);
+                    return Err(error);
+                }
+            };
+            let next = if is_passed_on(&error) {
+                next_of(&mut others, &reservation).await
+            } else {
+                None
+            };
+            let Some(next) = next else {
+                self.give_up_start(&node, &new.id, &error).await;
+                // The first was the best, so what it said is what is told.
+                let told = refused.filter(|_| is_passed_on(&error)).unwrap_or(error);
+                return Err(self.not_started(match told {
+                    // A node that is away may have it.
+                    NodeError::NoLayer(_) if !self.nodes.is_complete() => NodeError::Away,
+                    told => told,
+                }));
+            };
+            tracing::info!(sandbox.id = %new.id, node.id = %node.id(), "a node refuses a sandbox, the next one is tried: {error}");
+            refused.get_or_insert(error);
+            self.withdraw(&node, &new.id);
+            (node, admission) = next;
         };
-        let started = match started {
-            Ok(started) => started,
-            Err(error) => {
-                self.give_up_start(&row.id, &error).await;
-                return Err(self.not_started(error));
-            }
-        };
+        let Begun {
+            row,
+            entry,
+            egress,
+            started,
+        } = begun;
 
         let prepared = if repositories.is_empty() {
             None
         } else {
-            Some(self.prepare(&row, &build, &repositories, egress).await?)
+            Some(self.prepare(&node, &row, &build, &repositories, egress).await?)
         };
 
         let ready = match &build.start {
@@ -263,15 +313,17 @@ impl Sandboxes {
             // Its processes are there.
             Some(_) if started.is_restored => None,
             Some(start) => {
-                let stage = self.run_start_command(&row, start).await?;
+                let stage = self.run_start_command(&node, &row, start).await?;
                 if waits_as_long_for_a_client(start) {
-                    self.pool.became_ready(&PoolKey::of_sandbox(&row), stage.took);
+                    node.pool.became_ready(&PoolKey::of_sandbox(&row), stage.took);
                 }
                 Some(stage)
             }
         };
 
-        let (row, stored) = self.insert_started(new, &started.agent_version, timeout_s).await?;
+        let (row, stored) = self
+            .insert_started(&node, new, &started.agent_version, timeout_s)
+            .await?;
         self.announce(&row, &entry, changes).await?;
         let mut stages = started.stages;
         stages.extend(prepared);
@@ -283,6 +335,7 @@ impl Sandboxes {
     /// Stores the row of a sandbox that runs. If it fails, the sandbox is ended.
     pub(super) async fn insert_started(
         self: &Arc<Self>,
+        node: &Arc<ServedNode>,
         new: NewSandbox,
         agent_version: &str,
         timeout_s: u32,
@@ -293,10 +346,10 @@ impl Sandboxes {
         let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(new.max_end_us);
         let version = known_version(agent_version);
         let clock = Instant::now();
-        match self.rows.sandbox_insert_running(new, now_us, end_us, version).await {
+        match node.rows.sandbox_insert_running(new, now_us, end_us, version).await {
             Ok(row) => Ok((row, Stage::new("store", clock.elapsed()))),
             Err(error) => {
-                self.discard(&id).await;
+                self.discard(node, &id).await;
                 Err(error.into())
             }
         }
@@ -305,6 +358,7 @@ impl Sandboxes {
     /// Stores that a sandbox runs which has a row and which the node has started. If it fails, the sandbox is ended.
     pub(super) async fn store_start(
         self: &Arc<Self>,
+        node: &Arc<ServedNode>,
         row: SandboxRow,
         agent_version: &str,
         timeout_s: u32,
@@ -313,7 +367,7 @@ impl Sandboxes {
         let now_us = self.clock.now_us();
         let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
         let version = known_version(agent_version);
-        let change = self
+        let change = node
             .rows
             .sandbox_started(&row.id, row.version, now_us, end_us, version)
             .await;
@@ -322,16 +376,16 @@ impl Sandboxes {
             Ok(Change::Stale | Change::Missing) => CreateError::Died,
             Err(error) => error.into(),
         };
-        self.discard(&row.id).await;
+        self.discard(node, &row.id).await;
         Err(error)
     }
 
     /// Removes what there is of a sandbox that the node has not started.
-    pub(super) async fn give_up_start(self: &Arc<Self>, id: &SandboxId, error: &NodeError) {
+    pub(super) async fn give_up_start(self: &Arc<Self>, node: &Arc<ServedNode>, id: &SandboxId, error: &NodeError) {
         match error {
             // It may have started nevertheless.
-            NodeError::Unreachable(_) => self.discard(id).await,
-            _ => self.forget(id).await,
+            NodeError::Unreachable(_) => self.discard(node, id).await,
+            _ => self.forget(node, id).await,
         }
     }
 
@@ -365,7 +419,7 @@ impl Sandboxes {
         changes: u64,
     ) -> Result<(), CreateError> {
         if entry.start(row).is_none() {
-            self.discard(&row.id).await;
+            self.discard(&entry.node, &row.id).await;
             return Err(CreateError::Died);
         }
         if self.policies.injections.changes() != changes {
@@ -377,16 +431,59 @@ impl Sandboxes {
         Ok(())
     }
 
-    async fn discard_all(self: &Arc<Self>, ids: &[SandboxId]) {
-        for id in ids {
-            self.discard(id).await;
+    async fn discard_all(self: &Arc<Self>, nodes: &[Arc<ServedNode>], ids: &[SandboxId]) {
+        for node in nodes {
+            for id in ids {
+                self.discard(node, id).await;
+            }
         }
+    }
+
+    /// Has a node start a sandbox that has no row yet. On an error of the node, the caller forgets the sandbox.
+    async fn begin_on(
+        self: &Arc<Self>,
+        node: &Arc<ServedNode>,
+        admission: Admission,
+        new: NewSandbox,
+        asked: Asked<'_>,
+    ) -> Result<Result<Begun, NodeError>, CreateError> {
+        let row = node.rows.sandbox_unstored(new);
+        let egress = self.policies.of(&row, asked.context.clone()).await?;
+        let entry = self.register(&row, node, admission, Some(asked.injections));
+        let first = if asked.has_repositories {
+            preparation_policy(&egress)
+        } else {
+            egress.clone()
+        };
+        let request = self.start_request(&row, asked.build, asked.env_vars.clone(), first);
+        let payer = Some(row.team_id.clone());
+        loop {
+            match node.handle.start(&payer, request.clone()).await {
+                // What is pooled may have what this one needs.
+                Err(NodeError::Capacity(_)) if node.pool.evict().await => {}
+                Ok(started) => {
+                    return Ok(Ok(Begun {
+                        row,
+                        entry,
+                        egress,
+                        started,
+                    }));
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+
+    /// Takes a sandbox back from a node that has begun nothing of it. Its records go on, on another node.
+    fn withdraw(&self, node: &Arc<ServedNode>, id: &SandboxId) {
+        self.tracked.registry.remove(node, id);
     }
 
     /// Gets the repositories of a sandbox that has just started, and applies its policy. If that fails, the sandbox is
     /// ended.
     pub(super) async fn prepare(
         self: &Arc<Self>,
+        node: &Arc<ServedNode>,
         row: &SandboxRow,
         build: &BuildSpec,
         repositories: &[Repository],
@@ -403,13 +500,13 @@ impl Sandboxes {
         let prepared = self.repositories.prepare(target, repositories).await;
         self.tracked.metrics.repositories(repositories.len(), &prepared);
         let result = match prepared {
-            Ok(_) => self.node.set_egress(&row.id, egress).await.map_err(CreateError::Node),
+            Ok(_) => node.handle.set_egress(&row.id, egress).await.map_err(CreateError::Node),
             Err(error) => Err(error.into()),
         };
         match result {
             Ok(()) => Ok(Stage::new("repositories", clock.elapsed())),
             Err(error) => {
-                self.discard(&row.id).await;
+                self.discard(node, &row.id).await;
                 Err(error)
             }
         }
@@ -488,6 +585,24 @@ impl Sandboxes {
             memory_mb: Some(row.memory_mb),
         }
     }
+}
+
+/// Whether another node may be able to start what this one has refused: nothing was begun.
+fn is_passed_on(error: &NodeError) -> bool {
+    matches!(error, NodeError::Capacity(_) | NodeError::NoLayer(_) | NodeError::Away)
+}
+
+/// The next node that has room for a sandbox, with its share of that.
+async fn next_of(
+    nodes: &mut impl Iterator<Item = Arc<ServedNode>>,
+    reservation: &Arc<Reservation>,
+) -> Option<(Arc<ServedNode>, Admission)> {
+    for node in nodes {
+        if let Ok(admission) = node.pool.admit(reservation).await {
+            return Some((node, admission));
+        }
+    }
+    None
 }
 
 /// The version to report for an agent. A version reported from inside a sandbox is used only if it is valid, because

@@ -43,8 +43,8 @@ impl Sandboxes {
     ) -> Result<SandboxRow, ChangeError> {
         let turn = entry.turn_unless_refused(Command::Change).await?;
         let change = match deadline {
-            Deadline::Exactly(end_us) => self.rows.sandbox_set_end(&entry.id, None, end_us).await,
-            Deadline::AtLeast(end_us) => self.rows.sandbox_extend_end(&entry.id, end_us).await,
+            Deadline::Exactly(end_us) => turn.node.rows.sandbox_set_end(&entry.id, None, end_us).await,
+            Deadline::AtLeast(end_us) => turn.node.rows.sandbox_extend_end(&entry.id, end_us).await,
         };
         let before_us = turn.end_us();
         let row = turn.changed(change)?;

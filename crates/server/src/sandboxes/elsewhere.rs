@@ -1,4 +1,4 @@
-//! Sandboxes on nodes of other servers.
+//! Sandboxes on nodes of other servers, and on nodes of this one that are away.
 //!
 //! Teams see all their sandboxes, on every node. Only the server of its node can change a sandbox: any other server
 //! returns an error that names the node, instead of reporting an unknown sandbox.
@@ -20,6 +20,11 @@ pub(crate) enum AbsentError {
     Store(#[from] StoreError),
     #[error("there is no such sandbox")]
     Unknown,
+    #[error("the sandbox is on node {node}, which is not connected")]
+    Away {
+        /// The name of the node's host.
+        node: String,
+    },
     #[error("the sandbox is on node {node}")]
     Elsewhere {
         /// The name of the node's host.
@@ -47,7 +52,7 @@ impl Sandboxes {
     /// Why a sandbox with this row is not in the registry.
     pub(crate) async fn absent(&self, row: &SandboxRow) -> Result<AbsentError, StoreError> {
         // No client knows a sandbox that is still being created.
-        if !self.is_elsewhere(row) || matches!(row.state, State::Creating | State::Gone) {
+        if self.is_here(row) || matches!(row.state, State::Creating | State::Gone) {
             return Ok(AbsentError::Unknown);
         }
         let node = match &row.node_id {
@@ -58,11 +63,16 @@ impl Sandboxes {
                 .map_or_else(|| id.to_string(), |node| node.name),
             None => return Ok(AbsentError::Unknown),
         };
-        Ok(AbsentError::Elsewhere { node })
+        let is_own = row.node_id.as_ref().is_some_and(|id| self.nodes.is_own(id));
+        Ok(if is_own {
+            AbsentError::Away { node }
+        } else {
+            AbsentError::Elsewhere { node }
+        })
     }
 
-    /// Whether a row belongs to another node.
-    pub(crate) fn is_elsewhere(&self, row: &SandboxRow) -> bool {
-        row.node_id.as_ref().is_some_and(|node| node != self.rows.node())
+    /// Whether a row belongs to a node that is served here: then the registry knows the sandbox better.
+    pub(crate) fn is_here(&self, row: &SandboxRow) -> bool {
+        row.node_id.as_ref().is_none_or(|node| self.nodes.is_served(node))
     }
 }

@@ -37,6 +37,7 @@ use super::policy::spec_of;
 use crate::admission::Admission;
 use crate::admission::capacity::CapacityPermit;
 use crate::admission::quota::{OverQuota, ResourceUse};
+use crate::nodes::ServedNode;
 
 /// A sandbox in the registry.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ pub(crate) struct SandboxEntry {
     pub(crate) id: SandboxId,
     /// The owning team.
     pub(crate) team: TeamId,
+    /// The node that it is on, in the session that it was created or taken over in.
+    pub(crate) node: Arc<ServedNode>,
     /// What it takes of its team's quota while it runs.
     share: ResourceUse,
     /// Whether its agent requires a token.
@@ -203,6 +206,7 @@ impl SandboxEntry {
     /// An entry for the sandbox of a row, which refers to these saved injection rules.
     pub(crate) fn new(
         row: &SandboxRow,
+        node: &Arc<ServedNode>,
         admission: Admission,
         access_token: SecretString,
         traffic_token: Option<SecretString>,
@@ -219,6 +223,7 @@ impl SandboxEntry {
         Arc::new(Self {
             id: row.id.clone(),
             team: row.team_id.clone(),
+            node: Arc::clone(node),
             share: ResourceUse::one_sandbox(row.cpu_count, row.memory_mb),
             is_secure: row.secure,
             access_token,

@@ -34,6 +34,7 @@ use crate::admission::quota::{ResourceUse, TeamQuota};
 use crate::builds::recipe::BuildSpec;
 use crate::clock::SECOND_US;
 use crate::injections::SandboxInjections;
+use crate::nodes::ServedNode;
 use crate::outcome::CreateOutcome;
 use crate::records::LifecycleEvent;
 use crate::seal::SealError;
@@ -147,7 +148,7 @@ impl Sandboxes {
         request: ForkRequest,
     ) -> Result<Children, ForkError> {
         entry.check(Command::Fork)?;
-        let ids = request.ids.clone();
+        let (ids, node) = (request.ids.clone(), Arc::clone(&entry.node));
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
         let task = self.work.spawn(async move {
             let forking = Arc::clone(&sandboxes);
@@ -159,7 +160,7 @@ impl Sandboxes {
                 Err(_) => {
                     // The task panicked at an unknown point.
                     for id in &ids {
-                        sandboxes.discard(id).await;
+                        sandboxes.discard(&node, id).await;
                     }
                     Err(ForkError::TaskFailed)
                 }
@@ -180,7 +181,7 @@ impl Sandboxes {
         let parent = self.parent(&entry.id).await?;
         let mut children = Vec::with_capacity(request.ids.len());
         for id in &request.ids {
-            children.push(self.prepare_child(&parent, id, &request).await);
+            children.push(self.prepare_child(&entry.node, &parent, id, &request).await);
         }
         let mut forked = Vec::new();
         for child in children.iter().flatten() {
@@ -196,7 +197,12 @@ impl Sandboxes {
             Vec::new()
         } else {
             let id = entry.id.clone();
-            match within(FORK_TIMEOUT, self.node.fork(ForkSandbox { id, children: forked })).await {
+            match within(
+                FORK_TIMEOUT,
+                entry.node.handle.fork(ForkSandbox { id, children: forked }),
+            )
+            .await
+            {
                 Ok(started) => started,
                 Err(error) => {
                     self.give_up_children(&children, &error).await;
@@ -272,13 +278,19 @@ impl Sandboxes {
     }
 
     /// Reserves what a child needs, and stores its row.
-    async fn prepare_child(&self, parent: &Parent, id: &SandboxId, request: &ForkRequest) -> Result<Child, ChildError> {
+    async fn prepare_child(
+        &self,
+        node: &Arc<ServedNode>,
+        parent: &Parent,
+        id: &SandboxId,
+        request: &ForkRequest,
+    ) -> Result<Child, ChildError> {
         let share = ResourceUse::one_sandbox(parent.row.cpu_count, parent.row.memory_mb);
         let reservation = Arc::new(request.quota.reserve(share).map_err(AdmissionError::from)?);
-        let admission = self.pool.admit(&reservation).await?;
+        let admission = node.pool.admit(&reservation).await?;
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
-        let row = self.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
-        let entry = self.register(&row, admission, parent.injections.as_ref());
+        let row = node.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
+        let entry = self.register(&row, node, admission, parent.injections.as_ref());
         Ok(Child { row, entry })
     }
 
@@ -350,24 +362,26 @@ impl Sandboxes {
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                self.give_up_start(&row.id, &error).await;
+                self.give_up_start(&entry.node, &row.id, &error).await;
                 return Err(self.not_started(error));
             }
         };
-        let row = self.store_start(row, &started.agent_version, timeout_s).await?;
+        let row = self
+            .store_start(&entry.node, row, &started.agent_version, timeout_s)
+            .await?;
         self.announce(&row, &entry, parent.changes).await?;
         Ok(row)
     }
 
     async fn give_up_children(self: &Arc<Self>, children: &[Result<Child, ChildError>], error: &NodeError) {
         for child in children.iter().flatten() {
-            self.give_up_start(&child.row.id, error).await;
+            self.give_up_start(&child.entry.node, &child.row.id, error).await;
         }
     }
 
     async fn forget_children(&self, children: &[Result<Child, ChildError>]) {
         for child in children.iter().flatten() {
-            self.forget(&child.row.id).await;
+            self.forget(&child.entry.node, &child.row.id).await;
         }
     }
 }

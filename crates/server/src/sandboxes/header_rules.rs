@@ -107,7 +107,7 @@ impl Sandboxes {
         &self,
         refers: impl Fn(&SandboxRow, &HeaderRules) -> bool,
     ) -> Result<(), StoreError> {
-        for row in self.rows.sandbox_list_live().await? {
+        for row in self.rows_of_all().await? {
             if !self.policies.rules_of(&row).is_some_and(|rules| refers(&row, &rules)) {
                 continue;
             }
@@ -123,6 +123,15 @@ impl Sandboxes {
             }
         }
         Ok(())
+    }
+
+    /// The rows of all sandboxes on the nodes that are served.
+    async fn rows_of_all(&self) -> Result<Vec<SandboxRow>, StoreError> {
+        let mut rows = Vec::new();
+        for node in self.nodes.all() {
+            rows.extend(node.rows.sandbox_list_live().await?);
+        }
+        Ok(rows)
     }
 
     /// Makes the policy of a sandbox again and applies it.

@@ -71,7 +71,10 @@ impl Sandboxes {
             }
         };
         let sealed = self.policies.injections.seal_sandbox(&row.id, &injections)?;
-        let change = self.rows.sandbox_set_injections(&row.id, row.version, sealed.as_ref());
+        let change = turn
+            .node
+            .rows
+            .sandbox_set_injections(&row.id, row.version, sealed.as_ref());
         let row = turn.changed(change.await)?;
         turn.set_saved_rules(injections.saved_rules());
         self.tracked.log(&row.id, &LifecycleEvent::InjectionsChanged);

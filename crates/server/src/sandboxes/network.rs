@@ -53,9 +53,11 @@ impl Sandboxes {
         let allow_internet_access = update.allow_internet_access;
         let https_ports = update.https_ports.clone();
         let network = replace_egress(&row, update).map(|network| self.policies.to_json(&row.id, &network));
-        let change = self
-            .rows
-            .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
+        let change =
+            entry
+                .node
+                .rows
+                .sandbox_set_network(&row.id, row.version, network.as_deref(), allow_internet_access);
         let row = turn.changed(change.await)?;
         self.tracked.log(&row.id, &LifecycleEvent::NetworkChanged);
         if let Some(ports) = https_ports {
@@ -67,7 +69,7 @@ impl Sandboxes {
     /// Applies the policy of a row. If it fails, it is tried again every few seconds, see [`Self::follow_rules`].
     pub(super) async fn set_policy(&self, turn: &Turn<'_>, row: &SandboxRow) -> Result<(), ChangeError> {
         turn.set_policy_pending(true);
-        let applied = self.node.set_egress(&row.id, self.policies.of_row(row).await?);
+        let applied = turn.node.handle.set_egress(&row.id, self.policies.of_row(row).await?);
         match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
             Ok(Ok(())) => {
                 turn.set_policy_pending(false);

@@ -13,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::Sandboxes;
 use super::entry::SandboxEntry;
 use crate::chain::Chain;
+use crate::nodes::ServedNode;
 use crate::outcome::EndReason;
 
 /// Pause before subscribing again, after a subscription has ended or failed.
@@ -28,9 +29,15 @@ pub(crate) struct StopSignals {
 }
 
 impl Sandboxes {
-    /// Handles the events of the node, and subscribes again when the stream ends. `writing` keeps the writer of the
+    /// Handles the events of a node, and subscribes again when the stream ends. `writing` keeps the writer of the
     /// records running: it is dropped once everything that had arrived was handled.
-    pub(crate) async fn follow_node(self: Arc<Self>, mut events: NodeEvents, signals: StopSignals, writing: DropGuard) {
+    pub(crate) async fn follow_node(
+        self: Arc<Self>,
+        node: Arc<ServedNode>,
+        mut events: NodeEvents,
+        signals: StopSignals,
+        writing: Option<Arc<DropGuard>>,
+    ) {
         // The sandboxes that this server knew to be running before it subscribed.
         let mut running = Vec::new();
         loop {
@@ -40,13 +47,13 @@ impl Sandboxes {
                 event = events.next() => event,
             };
             match event {
-                Some(event) => self.handle_event(event, &running, &signals.draining),
+                Some(event) => self.handle_event(&node, event, &running, &signals.draining),
                 None => {
                     tracing::warn!("the node closed the event stream, subscribing again");
                     tokio::select! {
                         biased;
                         () = signals.stopped.cancelled() => break,
-                        subscribed = self.subscribe_again() => (events, running) = subscribed,
+                        subscribed = self.subscribe_again(&node) => (events, running) = subscribed,
                     }
                 }
             }
@@ -54,73 +61,93 @@ impl Sandboxes {
             tokio::task::coop::consume_budget().await;
         }
         while let Some(event) = events.try_next() {
-            self.handle_event(event, &running, &signals.draining);
+            self.handle_event(&node, event, &running, &signals.draining);
         }
         drop(writing);
     }
 
-    async fn subscribe_again(&self) -> (NodeEvents, Vec<SandboxId>) {
+    async fn subscribe_again(&self, node: &Arc<ServedNode>) -> (NodeEvents, Vec<SandboxId>) {
         loop {
             tokio::time::sleep(PAUSE).await;
-            let running = self.tracked.registry.all_present();
-            match self.node.subscribe().await {
+            let running = self.tracked.registry.on(node);
+            let running: Vec<_> = running.iter().filter(|entry| entry.state().is_present()).collect();
+            match node.handle.subscribe().await {
                 Ok(events) => return (events, running.iter().map(|entry| entry.id.clone()).collect()),
                 Err(error) => tracing::warn!(error = %Chain(&error), "cannot subscribe to the events of the node"),
             }
         }
     }
 
-    fn handle_event(self: &Arc<Self>, event: NodeEvent, running: &[SandboxId], draining: &CancellationToken) {
+    fn handle_event(
+        self: &Arc<Self>,
+        node: &Arc<ServedNode>,
+        event: NodeEvent,
+        running: &[SandboxId],
+        draining: &CancellationToken,
+    ) {
         match event {
             NodeEvent::Log(entry) => {
-                if let Some(entry) = self.pool.keep_log(entry) {
-                    self.tracked.records.log_from_node(entry);
+                let Some(log) = node.pool.keep_log(entry) else { return };
+                // Its own sandboxes, and those that have just ended.
+                if self
+                    .tracked
+                    .registry
+                    .get(&log.id)
+                    .is_none_or(|entry| Arc::ptr_eq(&entry.node, node))
+                {
+                    self.tracked.records.log_from_node(log);
                 }
             }
             NodeEvent::DiskStops(disk_stops) => self.tracked.metrics.disk_stops(disk_stops),
             NodeEvent::Throttles(throttles) => self.tracked.metrics.throttles(throttles),
-            NodeEvent::Ending(id) => self.cut_streams(&id),
-            NodeEvent::Exited(id) if !draining.is_cancelled() => self.handle_exit(&id),
+            NodeEvent::Ending(id) => self.cut_streams(node, &id),
+            NodeEvent::Exited(id) if !draining.is_cancelled() => self.handle_exit(node, &id),
             // The next start detects it.
             NodeEvent::Exited(_) => {}
             NodeEvent::Snapshot(snapshot) => {
                 self.tracked.metrics.disk_stops(snapshot.disk_stops);
                 self.tracked.metrics.throttles(snapshot.throttles);
                 if !draining.is_cancelled() {
-                    self.apply_snapshot(running, &snapshot);
+                    self.apply_snapshot(node, running, &snapshot);
                 }
             }
         }
     }
 
     /// Detects sandboxes that ended while there was no subscription.
-    fn apply_snapshot(self: &Arc<Self>, running: &[SandboxId], snapshot: &Snapshot) {
+    fn apply_snapshot(self: &Arc<Self>, node: &Arc<ServedNode>, running: &[SandboxId], snapshot: &Snapshot) {
         let live: HashMap<&SandboxId, bool> = snapshot
             .sandboxes
             .iter()
             .map(|live| (&live.id, live.is_ending))
             .collect();
-        self.pool.running(|id| live.contains_key(id));
+        node.pool.running(|id| live.contains_key(id));
         for id in running {
             match live.get(id) {
                 Some(false) => {}
-                Some(true) => self.cut_streams(id),
-                None => self.handle_exit(id),
+                Some(true) => self.cut_streams(node, id),
+                None => self.handle_exit(node, id),
             }
         }
     }
 
-    fn cut_streams(&self, id: &SandboxId) {
-        if let Some(entry) = self.tracked.registry.get(id) {
+    /// The entry of a sandbox of this node: a node speaks of its own sandboxes alone.
+    fn entry_on(&self, node: &Arc<ServedNode>, id: &SandboxId) -> Option<Arc<SandboxEntry>> {
+        let entry = self.tracked.registry.get(id);
+        entry.filter(|entry| Arc::ptr_eq(&entry.node, node))
+    }
+
+    fn cut_streams(&self, node: &Arc<ServedNode>, id: &SandboxId) {
+        if let Some(entry) = self.entry_on(node, id) {
             entry.cut();
         }
     }
 
     /// Removes a sandbox that exited.
-    fn handle_exit(self: &Arc<Self>, id: &SandboxId) {
+    fn handle_exit(self: &Arc<Self>, node: &Arc<ServedNode>, id: &SandboxId) {
         // First, because a claim adds it to the registry before it takes it out of the pool.
-        self.pool.exited(id);
-        let Some(entry) = self.tracked.registry.get(id) else {
+        node.pool.exited(id);
+        let Some(entry) = self.entry_on(node, id) else {
             return;
         };
         entry.cut();
@@ -131,8 +158,9 @@ impl Sandboxes {
             (_, Arrival::Run) => {
                 tracing::info!(sandbox.id = %id, "sandbox ended by itself");
                 self.tracked.has_ended(id, EndReason::Exited);
-                let (sandboxes, id) = (Arc::clone(self), id.clone());
-                self.work.spawn(async move { sandboxes.forget(&id).await });
+                let sandboxes = Arc::clone(self);
+                self.work
+                    .spawn(async move { sandboxes.forget(&entry.node, &entry.id).await });
             }
             (_, Arrival::Wait | Arrival::Cancel) => {
                 let sandboxes = Arc::clone(self);
@@ -161,6 +189,6 @@ impl Sandboxes {
         let id = &entry.id;
         tracing::info!(sandbox.id = %id, "a paused sandbox ended by itself");
         self.tracked.has_ended(id, EndReason::Exited);
-        self.forget(id).await;
+        self.forget(&entry.node, id).await;
     }
 }

@@ -29,6 +29,7 @@ use crate::admission::capacity::NoCapacity;
 use crate::admission::quota::OverQuota;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
+use crate::nodes::ServedNode;
 use crate::outcome::{EndReason, PauseReason};
 use crate::records::LifecycleEvent;
 use crate::telemetry::traced;
@@ -156,7 +157,7 @@ impl Sandboxes {
         request: PauseRequest,
     ) -> Result<(), PauseError> {
         if entry.state() == State::Running {
-            let health = tokio::time::timeout(HEALTH_TIMEOUT, self.agent(&entry.id).health()).await;
+            let health = tokio::time::timeout(HEALTH_TIMEOUT, self.agent(&entry.node, &entry.id).health()).await;
             if !matches!(health, Ok(Ok(()))) {
                 return Err(PauseError::Unhealthy);
             }
@@ -202,10 +203,10 @@ impl Sandboxes {
             // Its processes may be ended already, and its disk is what was asked for.
             if row.state == State::Pausing && row.kept == Some(Kept::Filesystem) {
                 // On a task, because it may panic again.
-                let (sandboxes, id) = (Arc::clone(self), row.id.clone());
+                let (sandboxes, node, id) = (Arc::clone(self), Arc::clone(&entry.node), row.id.clone());
                 let again = self.work.spawn(async move {
                     sandboxes
-                        .pause_on_node(&id, Kept::Filesystem, false, CancellationToken::new())
+                        .pause_on_node(&node, &id, Kept::Filesystem, false, CancellationToken::new())
                         .await
                 });
                 if let Ok(Ok(paused)) = again.await {
@@ -214,7 +215,7 @@ impl Sandboxes {
                     return;
                 }
             }
-            if let Err(error) = self.let_continue(&row).await {
+            if let Err(error) = self.let_continue(&turn.node, &row).await {
                 tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot resume a sandbox after a panic");
             }
             let running = Unrecorded::Running {
@@ -238,6 +239,7 @@ impl Sandboxes {
     /// Has the node pause a sandbox.
     pub(super) async fn pause_on_node(
         &self,
+        node: &ServedNode,
         id: &SandboxId,
         keep: Kept,
         is_written_next: bool,
@@ -248,7 +250,7 @@ impl Sandboxes {
             keep,
             is_written_next,
         };
-        within(bound(keep), self.node.pause(request, cancel)).await
+        within(bound(keep), node.handle.pause(request, cancel)).await
     }
 
     /// Has the node pause a sandbox, and cancels that when a resume comes while its processes are written to disk, unless a
@@ -260,7 +262,7 @@ impl Sandboxes {
         is_written_next: bool,
     ) -> Result<PausedSandbox, NodeError> {
         let cancel = CancellationToken::new();
-        let pausing = self.pause_on_node(&turn.id, keep, is_written_next, cancel.clone());
+        let pausing = self.pause_on_node(&turn.node, &turn.id, keep, is_written_next, cancel.clone());
         tokio::pin!(pausing);
         tokio::select! {
             biased;
@@ -284,9 +286,9 @@ impl Sandboxes {
             keep,
             is_limited,
         } = request;
-        let is_written_next = keep == Kept::Memory && self.writes_later();
+        let is_written_next = keep == Kept::Memory && self.writes_later(&turn.node);
         let keep = match keep {
-            Kept::Memory if self.defaults.pause.processes_on_disk && !is_written_next => Kept::Checkpoint,
+            Kept::Memory if self.writes_processes(&turn.node) && !is_written_next => Kept::Checkpoint,
             keep => keep,
         };
         let id = &turn.id;
@@ -308,7 +310,10 @@ impl Sandboxes {
             ..turn.lifecycle()
         };
         let settings = to_json(lifecycle);
-        let change = self.rows.sandbox_pausing(id, turn.version(), keep, settings.as_deref());
+        let change = turn
+            .node
+            .rows
+            .sandbox_pausing(id, turn.version(), keep, settings.as_deref());
         let row = match turn.changed(change.await) {
             Ok(row) => row,
             Err(error) => {
@@ -321,7 +326,7 @@ impl Sandboxes {
         self.tracked.deadlines.remove(id);
         turn.cut();
         // While the node writes to disk. A pause that is cancelled does not wait for it.
-        let rows = self.rows.clone();
+        let rows = turn.node.rows.clone();
         let syncing = (keep != Kept::Memory).then(|| self.work.spawn(async move { rows.sync().await }));
         let paused = match self.pause_unless_cancelled(turn, keep, is_written_next).await {
             Ok(paused) => paused,
@@ -405,7 +410,7 @@ impl Sandboxes {
         }
         if matches!(error, NodeError::Unreachable(_)) {
             // Its processes may have stopped.
-            if let Err(error) = self.let_continue(&row).await {
+            if let Err(error) = self.let_continue(&turn.node, &row).await {
                 tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot undo the pause of a sandbox");
             }
         }

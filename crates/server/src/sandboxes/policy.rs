@@ -35,7 +35,7 @@ pub(crate) struct Policies {
 }
 
 /// What a policy is made of besides the row.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PolicyContext {
     /// What applies to addresses that the policies of a team do not mention; none for the default of the operator.
     default_allow: Option<bool>,

@@ -29,6 +29,7 @@ impl Sandboxes {
             injections,
             repositories,
             admission,
+            node,
             ..
         } = create;
         let changes = self.policies.injections.changes();
@@ -36,15 +37,15 @@ impl Sandboxes {
         let mut new = self.row_of(taken.id().clone(), team.clone(), user.clone(), spec.clone());
         new.injections_sealed = self.policies.injections.seal_sandbox(&new.id, injections)?;
         new.environment_sealed = self.seal_environment(&new.id, &spec.env_vars)?;
-        let row = self.rows.sandbox_unstored(new.clone());
+        let row = node.rows.sandbox_unstored(new.clone());
         let egress = self.policies.of(&row, context).await?;
         if let Some(claim) = claim {
             claim.move_to(&row.id).await?;
         }
         // Before it leaves the pool, so that its end is noticed in any case.
-        let entry = self.register(&row, admission.clone(), Some(injections));
+        let entry = self.register(&row, node, admission.clone(), Some(injections));
         let Some(log) = taken.begin() else {
-            self.discard(&row.id).await;
+            self.discard(node, &row.id).await;
             taken.finish(false);
             return Ok(None);
         };
@@ -59,11 +60,11 @@ impl Sandboxes {
                 preparation_policy(&egress)
             },
         };
-        let claimed = match self.node.claim(request).await {
+        let claimed = match node.handle.claim(request).await {
             Ok(claimed) => claimed,
             Err(error) => {
                 tracing::warn!(sandbox.id = %row.id, error = %Chain(&error), "a pooled sandbox cannot be claimed");
-                self.discard(&row.id).await;
+                self.discard(node, &row.id).await;
                 taken.finish(false);
                 return Ok(None);
             }
@@ -73,10 +74,12 @@ impl Sandboxes {
         let prepared = if repositories.is_empty() {
             None
         } else {
-            Some(self.prepare(&row, build, repositories, egress).await?)
+            Some(self.prepare(node, &row, build, repositories, egress).await?)
         };
 
-        let (row, stored) = self.insert_started(new, &claimed.agent_version, spec.timeout_s).await?;
+        let (row, stored) = self
+            .insert_started(node, new, &claimed.agent_version, spec.timeout_s)
+            .await?;
         self.announce(&row, &entry, changes).await?;
         let mut stages = claimed.stages;
         stages.extend(prepared);

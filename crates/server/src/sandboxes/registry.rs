@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use proxy::ingress::Access;
 
 use super::entry::{CountedAs, SandboxEntry};
+use crate::nodes::ServedNode;
 
 /// All sandboxes of this server.
 #[derive(Debug, Default)]
@@ -22,13 +23,27 @@ impl Registry {
         self.0.write().insert(entry.id.clone(), entry);
     }
 
-    /// Removes a sandbox of which nothing is left, and releases its admission even if the entry is still in use.
-    pub(crate) fn remove(&self, id: &SandboxId) {
-        let entry = self.0.write().remove(id);
+    /// Removes a sandbox of which nothing is left on a node, and releases its admission even if the entry is still in use.
+    /// Returns whether there was one: another session of the node may have taken it over.
+    pub(crate) fn remove(&self, node: &Arc<ServedNode>, id: &SandboxId) -> bool {
+        let mut entries = self.0.write();
+        if entries.get(id).is_none_or(|entry| !Arc::ptr_eq(&entry.node, node)) {
+            return false;
+        }
+        let entry = entries.remove(id);
+        drop(entries);
         if let Some(entry) = entry {
             entry.cut();
             entry.release();
         }
+        true
+    }
+
+    /// Every sandbox on a node.
+    pub(crate) fn on(&self, node: &Arc<ServedNode>) -> Vec<Arc<SandboxEntry>> {
+        let entries = self.0.read();
+        let on = entries.values().filter(|entry| Arc::ptr_eq(&entry.node, node));
+        on.cloned().collect()
     }
 
     pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<SandboxEntry>> {

@@ -98,7 +98,8 @@ impl Sandboxes {
             ..spec
         };
         let json = self.policies.to_json(&row.id, &network);
-        let change = self
+        let change = turn
+            .node
             .rows
             .sandbox_set_network(&row.id, row.version, Some(&json), row.allow_internet_access);
         Ok((turn.changed(change.await)?, true))

@@ -17,6 +17,7 @@ use store::sandboxes::SandboxRow;
 use super::Sandboxes;
 use crate::builds::recipe::{BuildSpec, StartCommand};
 use crate::chain::Chain;
+use crate::nodes::ServedNode;
 use crate::records::LifecycleEvent;
 use crate::seal::SealError;
 use crate::start_command::{Waiting, become_ready};
@@ -88,10 +89,10 @@ impl Sandboxes {
     }
 
     /// Runs the start command in a sandbox that was started anew, and waits until it is ready.
-    pub(super) async fn run_again(&self, id: &SandboxId, restart: &Restart) -> Option<Stage> {
+    pub(super) async fn run_again(&self, node: &ServedNode, id: &SandboxId, restart: &Restart) -> Option<Stage> {
         let start = restart.start.as_ref()?;
         let clock = Instant::now();
-        let agent = self.agent(id);
+        let agent = self.agent(node, id);
         let failed = match tokio::time::timeout(READY, become_ready(&agent, start, Waiting::Client)).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => {

@@ -19,6 +19,7 @@ use super::pause::{PauseError, bound, within};
 use super::unrecorded::Unrecorded;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
+use crate::nodes::ServedNode;
 use crate::outcome::ResumeReason;
 use crate::records::LifecycleEvent;
 use crate::telemetry::traced;
@@ -181,7 +182,7 @@ impl Sandboxes {
                 return Err(error);
             }
         };
-        let continued = match self.let_continue(&row).await {
+        let continued = match self.let_continue(&turn.node, &row).await {
             Ok(continued) => continued,
             Err(error) => {
                 if restores && has_failed(&error) {
@@ -240,9 +241,9 @@ impl Sandboxes {
         if turn.is_on_host() {
             return Ok(());
         }
-        let admission = &self.policies.admission;
+        let admission = &turn.node.admission;
         let mut permit = admission.admit_to_host().await;
-        if permit.is_err() && self.pool.evict().await {
+        if permit.is_err() && turn.node.pool.evict().await {
             // What is pooled may have what this one needs.
             permit = admission.admit_to_host().await;
         }
@@ -265,17 +266,18 @@ impl Sandboxes {
             resume_error: None,
         };
         // First, so that after a crash nobody looks for processes that were ended.
-        let change = self
+        let change = turn
+            .node
             .rows
             .sandbox_paused(&row.id, turn.version(), pause(Kept::Filesystem));
         turn.changed(change.await)?;
-        let ended = self.pause_on_node(&row.id, Kept::Filesystem, false, CancellationToken::new());
+        let ended = self.pause_on_node(&turn.node, &row.id, Kept::Filesystem, false, CancellationToken::new());
         let Err(error) = ended.await else {
             return Ok(());
         };
         tracing::error!(sandbox.id = %row.id, error = %Chain(&error), "cannot end the processes of a paused sandbox");
         let kept = row.kept.unwrap_or(Kept::Filesystem);
-        let change = self.rows.sandbox_paused(&row.id, turn.version(), pause(kept));
+        let change = turn.node.rows.sandbox_paused(&row.id, turn.version(), pause(kept));
         if let Err(NotChanged::Store(error)) = turn.changed(change.await) {
             return Err(error.into());
         }
@@ -301,7 +303,7 @@ impl Sandboxes {
             execution_id: uuid::Uuid::new_v4().to_string(),
             lifecycle_json: to_json(lifecycle),
         };
-        let change = self.rows.sandbox_resuming(&turn.id, turn.version(), &resumption);
+        let change = turn.node.rows.sandbox_resuming(&turn.id, turn.version(), &resumption);
         Ok(turn.changed(change.await)?)
     }
 
@@ -315,7 +317,7 @@ impl Sandboxes {
     }
 
     /// Has the node continue a sandbox, with the policy of its row, or start it anew on its disk.
-    pub(super) async fn let_continue(&self, row: &SandboxRow) -> Result<Continued, PauseError> {
+    pub(super) async fn let_continue(&self, node: &ServedNode, row: &SandboxRow) -> Result<Continued, PauseError> {
         // A version that did not know what is kept kept the disk.
         let kept = row.kept.unwrap_or(Kept::Filesystem);
         let restart = match kept {
@@ -328,7 +330,7 @@ impl Sandboxes {
             egress: self.policies.of_row(row).await?,
             boot: restart.as_ref().map(|restart| restart.boot.clone()),
         };
-        let resumed = within(bound(kept), self.node.resume(request)).await;
+        let resumed = within(bound(kept), node.handle.resume(request)).await;
         let resumed = resumed.map_err(|error| match error {
             NodeError::NotFound(_) if kept == Kept::Memory => PauseError::Gone,
             NodeError::Unsupported(why) => PauseError::Unsupported(why),
@@ -342,7 +344,7 @@ impl Sandboxes {
         if kept == Kept::Filesystem
             && let Some(restart) = &restart
         {
-            stages.extend(self.run_again(&row.id, restart).await);
+            stages.extend(self.run_again(node, &row.id, restart).await);
         }
         Ok(Continued {
             agent_version: resumed.agent_version,

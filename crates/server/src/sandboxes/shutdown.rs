@@ -13,6 +13,7 @@ use super::Sandboxes;
 use super::entry::SandboxEntry;
 use super::pause::{PauseError, PauseRequest};
 use crate::chain::Chain;
+use crate::nodes::ServedNode;
 use crate::outcome::PauseReason;
 use crate::records::LifecycleEvent;
 
@@ -53,7 +54,7 @@ impl Sandboxes {
             keep,
             is_limited: false,
         };
-        let mut paused = if self.writes_checkpoints() {
+        let mut paused = if self.writes_checkpoints(&entry.node) {
             self.pause(entry, request(Kept::Memory)).await
         } else {
             self.pause(entry, request(Kept::Filesystem)).await
@@ -70,7 +71,7 @@ impl Sandboxes {
                 return;
             }
         }
-        if entry.is_in_memory() && self.writes_checkpoints() {
+        if entry.is_in_memory() && self.writes_checkpoints(&entry.node) {
             self.write_to_disk(entry, Kept::Checkpoint).await;
         }
         if entry.is_in_memory() {
@@ -83,7 +84,7 @@ impl Sandboxes {
     }
 
     /// Whether the node is asked to write processes to disk.
-    fn writes_checkpoints(&self) -> bool {
-        self.defaults.pause.processes_on_disk && self.work.has_time_for_checkpoints()
+    fn writes_checkpoints(&self, node: &ServedNode) -> bool {
+        self.writes_processes(node) && self.work.has_time_for_checkpoints()
     }
 }

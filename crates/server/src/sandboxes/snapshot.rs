@@ -172,7 +172,7 @@ impl Sandboxes {
         let build = self.store().build_by_id(&row.template_id, &row.build_id).await?;
         let spec = build.as_ref().and_then(BuildSpec::of);
         let spec = spec.ok_or(SnapshotError::Failed(SnapshotBuildError::Invalid))?;
-        let copied = within(COPY_TIMEOUT, self.node.copy_disk(&entry.id, request.memory)).await;
+        let copied = within(COPY_TIMEOUT, entry.node.handle.copy_disk(&entry.id, request.memory)).await;
         drop((turn_of_sandbox, turn));
         let copied = match copied {
             // Its end was requested while it stood still.
@@ -182,6 +182,7 @@ impl Sandboxes {
             copied => copied?,
         };
         let source = SnapshotSource {
+            node: entry.node.handle.clone(),
             copied,
             spec,
             authority: row.authority_of.unwrap_or_else(|| row.id.clone()),
@@ -200,6 +201,7 @@ impl Sandboxes {
             // What is left of it is removed by the node, or by the next start.
             () = self.work.stopping().cancelled() => return Err(SnapshotError::ServerStopping),
         };
+        entry.node.changed.notify_one();
         self.tracked
             .log(&entry.id, &LifecycleEvent::Snapshotted(&template, &memory));
         Ok(template)

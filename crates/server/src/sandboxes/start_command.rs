@@ -9,6 +9,7 @@ use store::sandboxes::SandboxRow;
 use super::Sandboxes;
 use super::create::CreateError;
 use crate::builds::recipe::StartCommand;
+use crate::nodes::ServedNode;
 use crate::start_command::{Waiting, become_ready};
 
 /// How long a sandbox may take to become ready: less than a create request may take, so that its client is told why.
@@ -19,18 +20,19 @@ impl Sandboxes {
     /// sandbox is ended.
     pub(super) async fn run_start_command(
         self: &Arc<Self>,
+        node: &Arc<ServedNode>,
         row: &SandboxRow,
         start: &StartCommand,
     ) -> Result<Stage, CreateError> {
         let clock = Instant::now();
-        let agent = self.agent(&row.id);
+        let agent = self.agent(node, &row.id);
         let ready = become_ready(&agent, start, Waiting::Client);
         let error = match tokio::time::timeout(Duration::from_secs(READY_S), ready).await {
             Ok(Ok(())) => return Ok(Stage::new("start-command", clock.elapsed())),
             Ok(Err(error)) => CreateError::StartCommand(error),
             Err(_) => CreateError::NotReady { limit_s: READY_S },
         };
-        self.discard(&row.id).await;
+        self.discard(node, &row.id).await;
         Err(error)
     }
 }

@@ -85,7 +85,7 @@ impl Sandboxes {
             self.record_stop(&turn).await;
         }
         turn.cut();
-        match self.node.kill(id).await {
+        match turn.node.handle.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
             Err(error) => {
                 tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox");
@@ -96,17 +96,18 @@ impl Sandboxes {
                 return StopOutcome::Failed;
             }
         }
-        if let Err(error) = self.rows.sandbox_delete(id).await {
+        if let Err(error) = turn.node.rows.sandbox_delete(id).await {
             self.tracked
                 .store_failed(&error, id, "cannot remove the row of an ended sandbox");
             return StopOutcome::Failed;
         }
-        self.tracked.remove(id);
+        self.tracked.remove(&turn.node, id);
         StopOutcome::Gone
     }
 
     async fn record_stop(&self, turn: &Turn<'_>) {
-        let change = self
+        let change = turn
+            .node
             .rows
             .sandbox_change_state(&turn.id, turn.version(), RowChange::Stopping);
         match turn.changed(change.await) {
@@ -129,7 +130,8 @@ struct StopReport {
 
 impl Drop for StopReport {
     fn drop(&mut self) {
-        if self.outcome == StopOutcome::Failed {
+        // The next session of its node finds it in its row, and ends it.
+        if self.outcome == StopOutcome::Failed && !self.entry.node.over.is_cancelled() {
             let again_us = self.sandboxes.clock.now_us() + STOP_RETRY_US;
             self.sandboxes.tracked.deadlines.set(&self.entry.id, again_us);
         }

@@ -14,6 +14,7 @@ use super::registry::Registry;
 use crate::chain::Chain;
 use crate::deadlines::Deadlines;
 use crate::metrics::Metrics;
+use crate::nodes::ServedNode;
 use crate::outcome::EndReason;
 use crate::records::{LifecycleEvent, Records};
 
@@ -43,11 +44,25 @@ impl Tracked {
         self.records.start_sampling(row);
     }
 
-    /// Removes a sandbox of which nothing is left.
-    pub(super) fn remove(&self, id: &SandboxId) {
-        self.deadlines.remove(id);
-        self.registry.remove(id);
-        self.records.end(id);
+    /// Removes a sandbox of which nothing is left on a node.
+    pub(super) fn remove(&self, node: &Arc<ServedNode>, id: &SandboxId) {
+        if self.registry.remove(node, id) {
+            self.deadlines.remove(id);
+            self.records.end(id);
+        }
+    }
+
+    /// Leaves all sandboxes of a node to its next session, and returns how many those are.
+    pub(crate) fn leave(&self, node: &Arc<ServedNode>) -> usize {
+        let mut left = 0;
+        for entry in self.registry.on(node) {
+            if self.registry.remove(node, &entry.id) {
+                self.deadlines.remove(&entry.id);
+                self.records.stop_sampling(&entry.id);
+                left += 1;
+            }
+        }
+        left
     }
 
     /// Writes an event to the log of a sandbox.

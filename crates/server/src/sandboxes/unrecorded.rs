@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, State};
-use store::Change;
 use store::error::StoreError;
-use store::nodes::NodeRows;
 use store::sandboxes::{Pause, SandboxRow};
+use store::{Change, Store};
 
 use super::entry::{NotChanged, SandboxEntry, Turn};
 use super::tracked::Tracked;
@@ -26,7 +25,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Brings rows in line with what their sandboxes are.
 #[derive(Debug)]
 pub(crate) struct Recording {
-    rows: NodeRows,
+    store: Store,
     tracked: Arc<Tracked>,
     work: Arc<Work>,
 }
@@ -57,9 +56,9 @@ impl Unrecorded {
 }
 
 impl Recording {
-    /// Records states in these rows.
-    pub(crate) fn new(rows: NodeRows, tracked: Arc<Tracked>, work: Arc<Work>) -> Self {
-        Self { rows, tracked, work }
+    /// Records states in the rows of the sandboxes' nodes.
+    pub(crate) fn new(store: Store, tracked: Arc<Tracked>, work: Arc<Work>) -> Self {
+        Self { store, tracked, work }
     }
 
     /// Records that a sandbox is paused or runs, now or as soon as that is possible. Returns the row if it was now.
@@ -79,7 +78,8 @@ impl Recording {
     }
 
     async fn record_later(&self, entry: &Arc<SandboxEntry>, version: i64, state: Unrecorded) {
-        while self.work.pause(RETRY).await {
+        // The next session of its node finds out by itself.
+        while self.work.pause(RETRY).await && !entry.node.over.is_cancelled() {
             let turn = entry.turn().await;
             if let Err(error) = self.settle(&turn).await {
                 self.tracked
@@ -106,7 +106,7 @@ impl Recording {
         }
         let (recording, entry) = (Arc::clone(self), Arc::clone(turn));
         self.work.spawn(async move {
-            while recording.work.pause(RETRY).await {
+            while recording.work.pause(RETRY).await && !entry.node.over.is_cancelled() {
                 let turn = entry.turn().await;
                 let Err(error) = recording.settle(&turn).await else {
                     return;
@@ -127,7 +127,7 @@ impl Recording {
         if !turn.is_row_in_doubt() {
             return Ok(());
         }
-        let row = self.rows.store().sandbox_by_id(&turn.id).await?;
+        let row = self.store.sandbox_by_id(&turn.id).await?;
         if let Some(row) = row.filter(|row| row.version > turn.version()) {
             turn.read(&row);
             let state = match turn.state().repair(row.state) {
@@ -169,7 +169,7 @@ impl Recording {
                     paused_us: *paused_us,
                     resume_error: resume_error.as_deref(),
                 };
-                self.rows.sandbox_paused(id, version, pause).await
+                turn.node.rows.sandbox_paused(id, version, pause).await
             }
             Unrecorded::Running {
                 started_us,
@@ -177,7 +177,8 @@ impl Recording {
                 agent_version,
             } => {
                 let version_of_agent = agent_version.as_deref();
-                self.rows
+                turn.node
+                    .rows
                     .sandbox_resumed(id, version, *started_us, *end_us, version_of_agent)
                     .await
             }

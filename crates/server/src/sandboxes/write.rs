@@ -15,24 +15,30 @@ use tokio_util::sync::CancellationToken;
 use super::Sandboxes;
 use super::entry::SandboxEntry;
 use crate::chain::Chain;
+use crate::nodes::ServedNode;
 use crate::settings::PauseAnswer;
 
 impl Sandboxes {
     /// Whether processes are written to disk after their pause was answered.
-    pub(super) fn writes_later(&self) -> bool {
-        self.defaults.pause.processes_on_disk && self.defaults.pause.answer == PauseAnswer::Frozen
+    pub(super) fn writes_later(&self, node: &ServedNode) -> bool {
+        self.writes_processes(node) && self.defaults.pause.answer == PauseAnswer::Frozen
     }
 
-    /// Writes every sandbox that is paused in memory, in the background.
-    pub(crate) fn write_all(self: &Arc<Self>) {
-        for entry in self.tracked.registry.all_present() {
+    /// Whether a node writes processes to disk.
+    pub(super) fn writes_processes(&self, node: &ServedNode) -> bool {
+        self.defaults.pause.processes_on_disk && node.writes_processes
+    }
+
+    /// Writes every sandbox of a node that is paused in memory, in the background.
+    pub(crate) fn write_all(self: &Arc<Self>, node: &Arc<ServedNode>) {
+        for entry in self.tracked.registry.on(node) {
             self.write_later(&entry);
         }
     }
 
     /// Writes a sandbox in the background, if it is paused in memory by then.
     pub(super) fn write_later(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
-        if !self.writes_later() || !entry.is_in_memory() {
+        if !self.writes_later(&entry.node) || !entry.is_in_memory() {
             return;
         }
         let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
@@ -64,7 +70,7 @@ impl Sandboxes {
         // It counts as kept on disk afterwards, which survives a loss of power.
         let synced = tokio::select! {
             biased;
-            synced = self.rows.sync() => synced,
+            synced = turn.node.rows.sync() => synced,
             () = turn.interrupted() => return,
         };
         if let Err(error) = synced {
@@ -73,7 +79,7 @@ impl Sandboxes {
                 .store_failed(&error, id, "cannot write a paused sandbox to disk");
         }
         let cancel = CancellationToken::new();
-        let pausing = self.pause_on_node(id, keep, false, cancel.clone());
+        let pausing = self.pause_on_node(&turn.node, id, keep, false, cancel.clone());
         tokio::pin!(pausing);
         let written = tokio::select! {
             biased;

@@ -44,6 +44,7 @@ mod repositories;
 mod restores;
 mod sandbox_metrics;
 mod secrets;
+mod several;
 mod signed;
 mod single;
 mod snapshots;

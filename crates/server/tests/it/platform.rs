@@ -104,12 +104,12 @@ pub(crate) fn user(n: u8) -> UserId {
 /// The id of the template `base`.
 pub(crate) const BASE: &str = "base0000000000000000";
 
-async fn open(directory: &Path) -> Store {
+pub(crate) async fn open(directory: &Path) -> Store {
     let url = format!("sqlite:{}", directory.join("test.db").display());
     Store::open(&url).await.expect("a database")
 }
 
-async fn seed(store: &Store) {
+pub(crate) async fn seed(store: &Store) {
     for (n, key) in [(1, KEY), (2, OTHER_KEY)] {
         let name = format!("team{n}");
         store
@@ -204,7 +204,7 @@ async fn template(store: &Store, id: &str, team: Option<TeamId>, aliases: &[&str
         .expect("a build");
 }
 
-fn settings(clock: &TestClock) -> ServerSettings {
+pub(crate) fn settings(clock: &TestClock) -> ServerSettings {
     let clock = clock.clone();
     ServerSettings {
         limits: Limits {

@@ -155,16 +155,15 @@ impl NodeRows {
         self.store.db.read_all("list references to layers", query).await
     }
 
-    /// The specs of the builds that sandboxes of the node were started from which have not ended.
+    /// The specs of the builds that sandboxes, on whatever node, were started from which have not ended.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn layer_references_of_sandboxes(&self) -> Result<Vec<String>, StoreError> {
         let query = sqlx::query(
             "SELECT b.spec_json AS value FROM builds b WHERE b.spec_json IS NOT NULL \
-             AND EXISTS (SELECT 1 FROM sandboxes s WHERE s.build_id = b.id AND s.node_id = $1)",
-        )
-        .bind(self.node.as_str());
+             AND EXISTS (SELECT 1 FROM sandboxes s WHERE s.build_id = b.id)",
+        );
         self.store.db.read_all("list layers of sandboxes", query).await
     }
 

@@ -1,6 +1,6 @@
 //! Metrics of sandboxes, in rows of some minutes each.
 
-use model::id::{NodeId, SandboxId, TeamId};
+use model::id::{SandboxId, TeamId};
 
 use crate::Store;
 use crate::db::Query;
@@ -85,19 +85,18 @@ impl Store {
         self.db.read_optional("read the last metrics of a sandbox", query).await
     }
 
-    /// The newest chunk of each sandbox on a node that is not gone, if it may contain a sample of `from_us` or later: of all
+    /// The newest chunk of each sandbox that is not gone, on whatever node, if it may contain a sample of `from_us` or later: of all
     /// teams, in one query.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn metric_latest_of_node(&self, node: &NodeId, from_us: i64) -> Result<Vec<MetricChunk>, StoreError> {
+    pub async fn metric_latest_of_all(&self, from_us: i64) -> Result<Vec<MetricChunk>, StoreError> {
         let query = sqlx::query(
             "SELECT m.team_id, m.sandbox_id, m.from_us, m.to_us, m.samples FROM sandboxes s JOIN sandbox_metrics m \
              ON m.team_id = s.team_id AND m.sandbox_id = s.id AND m.from_us = (SELECT MAX(l.from_us) FROM sandbox_metrics l \
              WHERE l.team_id = s.team_id AND l.sandbox_id = s.id) \
-             WHERE s.node_id = $1 AND s.state <> 'gone' AND m.to_us >= $2",
+             WHERE s.state <> 'gone' AND m.to_us >= $1",
         )
-        .bind(node.as_str())
         .bind(from_us);
         self.db.read_all("read the last metrics of all sandboxes", query).await
     }

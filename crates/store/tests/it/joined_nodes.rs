@@ -25,15 +25,22 @@ pub(crate) async fn a_token_makes_one_node_once(db: Database) {
     assert_eq!(join("a", 1, 150).await, TokenOutcome::Joined);
     assert_eq!(join("a", 2, 151).await, TokenOutcome::Used);
     store.joined_node_seen(&node_id(1), "a host", 160).await.unwrap();
-    // The token is not used up by it.
-    assert_eq!(join("b", 2, 161).await, TokenOutcome::Occupied(node(1, Some(160))));
     assert_eq!(store.joined_node_list().await.unwrap(), [node(1, Some(160))]);
+    assert_eq!(join("b", 2, 161).await, TokenOutcome::Joined);
+    let second = JoinedNode {
+        joined_us: 161,
+        ..node(2, None)
+    };
+    assert_eq!(
+        store.joined_node_list().await.unwrap(),
+        [node(1, Some(160)), second.clone()]
+    );
     assert!(store.joined_node_forget(&node_id(1), 170).await.unwrap());
     assert!(!store.joined_node_forget(&node_id(1), 171).await.unwrap());
     assert!(!store.joined_node_forget(&node_id(3), 171).await.unwrap());
     let forgotten = store.joined_node(&node_id(1)).await.unwrap().unwrap();
     assert_eq!(forgotten.forgotten_us, Some(170));
-    assert_eq!(join("b", 2, 172).await, TokenOutcome::Joined);
+    assert_eq!(store.joined_node(&node_id(2)).await.unwrap(), Some(second));
     assert_eq!(join("b", 3, 173).await, TokenOutcome::Used);
     // Old tokens are removed with the next one.
     store
@@ -54,6 +61,7 @@ pub(crate) async fn one_of_many_that_use_a_token_joins(db: Database) {
     }
     let outcomes = joining.join_all().await;
     let joined = outcomes.iter().filter(|outcome| **outcome == TokenOutcome::Joined);
-    assert_eq!(joined.count(), 1, "{outcomes:?}");
-    assert_eq!(store.joined_node_list().await.unwrap().len(), 1);
+    // One with each token.
+    assert_eq!(joined.count(), 2, "{outcomes:?}");
+    assert_eq!(store.joined_node_list().await.unwrap().len(), 2);
 }

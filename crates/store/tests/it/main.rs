@@ -113,7 +113,7 @@ const CASES: &[(&str, Case)] = cases![
     records::log_retention_begins_at_the_end_of_the_sandbox,
     records::logs_of_the_sandboxes_that_ended_first_are_evicted,
     records::metrics_are_found_by_overlap_and_purged_by_age,
-    records::the_last_metrics_of_a_node_are_one_read,
+    records::the_last_metrics_of_all_are_one_read,
     concurrency::one_writer_wins_each_version,
     concurrency::extensions_never_shorten,
     concurrency::two_processes_write_at_the_same_time,

@@ -483,7 +483,7 @@ impl From<CreateError> for ApiError {
             .caused_by(error),
             CreateError::Node(NodeError::Away) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "the node of this server is not connected, so the sandbox was not created: try again",
+                "no node is connected on which the sandbox could run, so it was not created: try again",
             )
             .code("node_away")
             .retry_after(SOON_S)

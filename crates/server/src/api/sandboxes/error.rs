@@ -37,6 +37,11 @@ impl ApiError {
         match error {
             AbsentError::Store(error) => error.into(),
             AbsentError::Unknown => Self::no_sandbox(id),
+            AbsentError::Away { node } => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("sandbox \"{id}\" is on node \"{node}\", which is not connected: try again later"),
+            )
+            .code("node_away"),
             AbsentError::Elsewhere { node } => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("sandbox \"{id}\" is on node \"{node}\": send the request to the server of that node"),

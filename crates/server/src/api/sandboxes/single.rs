@@ -36,14 +36,14 @@ pub(crate) async fn get_sandbox(
         return Err(ApiError::no_sandbox(id));
     };
     // For sandboxes of this node, the registry is the first to know their state.
-    let state = if sandboxes.is_elsewhere(&row) {
-        row.state
-    } else {
+    let state = if sandboxes.is_here(&row) {
         sandboxes
             .tracked
             .registry
             .get(&id)
             .map_or(State::Gone, |entry| entry.state())
+    } else {
+        row.state
     };
     match state {
         State::Running | State::Pausing | State::Paused | State::Resuming => json(

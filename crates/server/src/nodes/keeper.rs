@@ -1,0 +1,199 @@
+//! Taking nodes over, and letting go of them: what is done once for each session of a node.
+//!
+//! ```text
+//!   served ──subscribe──▶ adopted ──▶ placed on ──session over──▶ left ──nothing refers to it──▶ the next session
+//! ```
+//!
+//! What a session has begun fails once it is over, because its node does not answer it any more and the next session has
+//! another acquisition of the lease. It is waited for nevertheless, so that nothing of it lingers while the sandboxes are
+//! taken over again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use protocol::node::{NodeApi, NodeEvents};
+use store::Store;
+use store::error::StoreError;
+use store::nodes::NodeRows;
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use super::{Holdings, Nodes, ServedNode};
+use crate::admission::AdmissionControl;
+use crate::admission::quota::{Reservation, ResourceUse};
+use crate::clock::Clock;
+use crate::keys::TokenSeed;
+use crate::metrics::Metrics;
+use crate::node::NodeHandle;
+use crate::pool::{Pool, PoolServices};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::adopt::AdoptError;
+use crate::sandboxes::entry::CountedAs;
+use crate::sandboxes::node_events::StopSignals;
+use crate::settings::PoolSettings;
+
+/// How long what a session has begun may take to end. Its calls fail at once, so this is for the database.
+const LEAVE_BOUND: Duration = Duration::from_secs(10);
+
+/// Takes nodes over for a server.
+#[derive(Debug)]
+pub(crate) struct NodeKeeper {
+    pub(crate) store: Store,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) sandboxes: Arc<Sandboxes>,
+    /// That of all nodes.
+    pub(crate) admission: Arc<AdmissionControl>,
+    /// That of all nodes.
+    pub(crate) handle: NodeHandle,
+    pub(crate) pool: PoolSettings,
+    pub(crate) tokens: TokenSeed,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) clock: Clock,
+    /// Work that goes on when the server stops.
+    pub(crate) work: TaskTracker,
+    /// Tasks that end when the server stops.
+    pub(crate) background: TaskTracker,
+    /// Tasks that end last.
+    pub(crate) records: TaskTracker,
+    /// Cancelled when the server stops.
+    pub(crate) stop: CancellationToken,
+    /// Cancelled when all work has ended.
+    pub(crate) records_stop: CancellationToken,
+    /// Keeps the writer of the records running.
+    pub(crate) writing: Mutex<Option<Arc<DropGuard>>>,
+}
+
+/// The sandboxes of a node that is not served: they count in the quotas of their teams until this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct HeldQuotas(Vec<Reservation>);
+
+impl NodeKeeper {
+    /// Makes what a session of a node needs. `uses` counts what refers to it.
+    pub(crate) fn session(
+        &self,
+        rows: NodeRows,
+        api: Arc<dyn NodeApi>,
+        writes_processes: bool,
+        over: CancellationToken,
+        uses: &TaskTracker,
+    ) -> Arc<ServedNode> {
+        let handle = self.handle.on(api);
+        let admission = Arc::new(self.admission.on(handle.clone()));
+        let pool = Arc::new(Pool::new(
+            self.pool.clone(),
+            PoolServices {
+                rows: rows.clone(),
+                node: handle.clone(),
+                tokens: self.tokens.clone(),
+                admission: Arc::clone(&admission),
+                metrics: Arc::clone(&self.metrics),
+                resources: self.sandboxes.defaults.resources,
+                clock: self.clock.clone(),
+                work: self.work.clone(),
+            },
+        ));
+        Arc::new(ServedNode {
+            rows,
+            handle,
+            pool,
+            admission,
+            writes_processes,
+            holdings: Mutex::new(Holdings::default()),
+            changed: Notify::new(),
+            over,
+            _in_use: uses.token(),
+        })
+    }
+
+    /// Takes over the sandboxes of a node, whose events are subscribed to, and places new ones on it from now on.
+    pub(crate) async fn take_over(&self, node: &Arc<ServedNode>) -> Result<(), AdoptError> {
+        let count = self.sandboxes.adopt(node).await?;
+        if count > 0 {
+            tracing::info!(node.id = %node.id(), sandboxes = count, "took over the sandboxes of an earlier start");
+        }
+        self.nodes.add(Arc::clone(node));
+        self.sandboxes.write_all(node);
+        Ok(())
+    }
+
+    /// Begins what goes on beside requests for as long as the session lasts.
+    pub(crate) fn begin(&self, node: &Arc<ServedNode>, events: NodeEvents) {
+        let ended = self.until_over(&self.stop, node);
+        let stopped = self.until_over(&self.records_stop, node);
+        self.background
+            .spawn(Arc::clone(&node.pool).serve(self.background.clone(), ended.clone()));
+        let signals = StopSignals {
+            draining: ended,
+            stopped,
+        };
+        let writing = self.writing.lock().clone();
+        // Only after the takeover, because log entries of unknown sandboxes are dropped.
+        let following = Arc::clone(&self.sandboxes).follow_node(Arc::clone(node), events, signals, writing);
+        self.records.spawn(following);
+    }
+
+    /// Reads reports of a node again and again, where there are several.
+    pub(crate) fn follow_reports(&self, node: &Arc<ServedNode>) {
+        let ended = self.until_over(&self.stop, node);
+        self.background.spawn(Arc::clone(node).follow_reports(ended));
+    }
+
+    /// A signal that is given with `stop`, and when the session of a node is over.
+    fn until_over(&self, stop: &CancellationToken, node: &ServedNode) -> CancellationToken {
+        let either = stop.child_token();
+        let (over, told) = (node.over.clone(), either.clone());
+        // With the tasks that end last, because some wait for this until then.
+        self.records.spawn(async move {
+            tokio::select! {
+                () = over.cancelled() => told.cancel(),
+                () = told.cancelled() => {}
+            }
+        });
+        either
+    }
+
+    /// Counts the sandboxes of a node that is not served in the quotas of their teams, and expects it.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(crate) async fn hold(&self, rows: &NodeRows) -> Result<HeldQuotas, StoreError> {
+        let live = rows.sandbox_list_live().await?;
+        let mut held = HeldQuotas::default();
+        for row in &live {
+            let quota = self.admission.quota_of(&row.team_id).await?;
+            let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
+            held.0.push(quota.occupy(CountedAs::of(row).share(share)));
+        }
+        self.nodes
+            .expect(rows.node(), live.into_iter().map(|row| row.id).collect());
+        Ok(held)
+    }
+
+    /// Lets go of a node whose session is over, or that was not taken over as a whole, and waits until nothing of it goes on.
+    pub(crate) async fn leave(&self, node: Arc<ServedNode>, uses: TaskTracker) {
+        node.over.cancel();
+        self.nodes.remove(&node);
+        let sandboxes = self.sandboxes.tracked.leave(&node);
+        tracing::info!(node.id = %node.id(), sandboxes, "let go of a node; its sandboxes are where they were");
+        drop(node);
+        uses.close();
+        if tokio::time::timeout(LEAVE_BOUND, uses.wait()).await.is_err() {
+            tracing::warn!(
+                "requests for a node are unfinished after {LEAVE_BOUND:?}: its next session undoes their changes"
+            );
+        }
+    }
+
+    /// Removes what there is of a node that was forgotten, and returns how many sandboxes are lost.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(crate) async fn lose(&self, rows: &NodeRows) -> Result<usize, StoreError> {
+        let lost = self.sandboxes.lose_all(rows).await?;
+        self.store.records_end_orphans(self.clock.now_us()).await?;
+        self.nodes.forget(rows.node());
+        Ok(lost)
+    }
+}

@@ -1,0 +1,232 @@
+//! The sessions of nodes that are processes of their own: each node is taken over when it connects, and let go when it was
+//! restarted, or forgotten. None of them disturbs another.
+//!
+//! A session has the lease of its node, so its changes cannot be those of an earlier one. A node that loses its connection alone
+//! keeps its session. The sandboxes of a node that is not here are known by their rows: they are listed, count in the quotas
+//! of their teams, and are answered 503.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use link::Session;
+use model::id::{NodeId, OwnerId};
+use parking_lot::Mutex;
+use protocol::node::NodeApi;
+use store::error::StoreError;
+use tokio_util::task::TaskTracker;
+
+use crate::chain::Chain;
+use crate::lease::{LeaseError, NodeIdentity, NodeLease};
+use crate::members::NodeMembers;
+use crate::nodes::ServedNode;
+use crate::nodes::keeper::{HeldQuotas, NodeKeeper};
+use crate::sandboxes::adopt::AdoptError;
+
+/// Pause before a node that could not be taken over is tried again.
+const TAKEOVER_PAUSE: Duration = Duration::from_millis(200);
+
+/// Why a node was not taken over.
+#[derive(Debug, thiserror::Error)]
+enum SessionError {
+    #[error("cannot take its lease")]
+    Lease(#[from] LeaseError),
+    #[error("cannot take over its sandboxes")]
+    Adopt(#[from] AdoptError),
+    #[error("the node was restarted meanwhile")]
+    Over,
+    #[error("the server is being stopped")]
+    Stopping,
+}
+
+/// The sessions of a server's nodes.
+#[derive(Debug)]
+pub struct NodeSessions {
+    keeper: Arc<NodeKeeper>,
+    members: Arc<NodeMembers>,
+    /// The owner of all leases of this server.
+    owner: OwnerId,
+    /// What the sandboxes of nodes that are not served take of the quotas.
+    held: Mutex<HashMap<NodeId, HeldQuotas>>,
+}
+
+impl NodeSessions {
+    pub(crate) fn new(keeper: Arc<NodeKeeper>, members: Arc<NodeMembers>, owner: OwnerId) -> Self {
+        Self {
+            keeper,
+            members,
+            owner,
+            held: Mutex::default(),
+        }
+    }
+
+    /// Expects all nodes that have joined.
+    pub(crate) async fn expect_all(&self) -> Result<(), StoreError> {
+        for node in self.members.store().joined_node_list().await? {
+            if node.forgotten_us.is_none() {
+                self.hold(&node.id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what a node has that is not served.
+    async fn hold(&self, id: &NodeId) -> Result<(), StoreError> {
+        // Its rows are read alone, which takes no lease.
+        let held = self.keeper.hold(&self.members.store().of_node(id.clone(), 0)).await?;
+        self.held.lock().insert(id.clone(), held);
+        Ok(())
+    }
+
+    /// Takes over each node that connects, until the server has been stopped and all its work has ended.
+    pub async fn serve(self) {
+        let sessions = Arc::new(self);
+        let running = TaskTracker::new();
+        let mut begun = sessions.members.hub().open();
+        sessions.members.note_ended();
+        let stop = sessions.keeper.stop.clone();
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                session = begun.recv() => match session {
+                    Some(session) => {
+                        running.spawn(Arc::clone(&sessions).run(session));
+                    }
+                    None => break,
+                },
+                () = sessions.members.node_forgotten() => sessions.settle_forgotten().await,
+            }
+        }
+        running.close();
+        running.wait().await;
+    }
+
+    /// One session of a node, from when it connects until it is over.
+    async fn run(self: Arc<Self>, session: Session) {
+        let id = session.member.clone();
+        match self.take_over(&session).await {
+            Ok((lease, node, uses)) => {
+                tracing::info!(node.id = %id, name = session.name, "ready: the node was taken over");
+                self.until_over(&session, lease, node, uses).await;
+            }
+            Err(error) => {
+                tracing::warn!(node.id = %id, error = %Chain(&error), "the node was not taken over");
+                session.over.cancel();
+                tokio::time::sleep(TAKEOVER_PAUSE).await;
+            }
+        }
+        self.members.hub().end(&session);
+        self.members.note_ended();
+    }
+
+    async fn take_over(&self, session: &Session) -> Result<(NodeLease, Arc<ServedNode>, TaskTracker), SessionError> {
+        let keeper = &self.keeper;
+        let identity = NodeIdentity {
+            id: session.member.clone(),
+            name: session.name.clone(),
+            owner: self.owner.clone(),
+        };
+        let lease = tokio::select! {
+            lease = NodeLease::take(self.members.store(), identity, keeper.clock.clone()) => lease?,
+            () = session.over.cancelled() => return Err(SessionError::Over),
+            () = keeper.stop.cancelled() => return Err(SessionError::Stopping),
+        };
+        let uses = TaskTracker::new();
+        let api: Arc<dyn NodeApi> = session.node.clone();
+        let can_write = session.capabilities.writes_processes;
+        let node = keeper.session(lease.rows().clone(), api, can_write, session.over.clone(), &uses);
+        let taken = async {
+            let events = node.handle.subscribe().await.map_err(AdoptError::from)?;
+            keeper.take_over(&node).await?;
+            Ok::<_, AdoptError>(events)
+        };
+        let taken = tokio::select! {
+            taken = taken => taken.map_err(SessionError::from),
+            () = session.over.cancelled() => Err(SessionError::Over),
+            // A takeover that is cut anywhere is finished by the next one.
+            () = keeper.stop.cancelled() => Err(SessionError::Stopping),
+        };
+        match taken {
+            Ok(events) => {
+                self.held.lock().remove(&session.member);
+                keeper.follow_reports(&node);
+                keeper.begin(&node, events);
+                Ok((lease, node, uses))
+            }
+            Err(error) => {
+                self.let_go(&session.member, node, uses).await;
+                lease.release().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn until_over(&self, session: &Session, lease: NodeLease, node: Arc<ServedNode>, uses: TaskTracker) {
+        let id = &session.member;
+        let lost = lease.lost();
+        tokio::select! {
+            // All work has ended.
+            () = self.keeper.records_stop.cancelled() => return lease.release().await,
+            () = lost.cancelled() => session.over.cancel(),
+            () = session.over.cancelled() => {}
+        }
+        tracing::info!(node.id = %id, "the session of the node is over");
+        self.let_go(id, node, uses).await;
+        lease.release().await;
+    }
+
+    /// Lets go of a node. Its sandboxes are accounted for meanwhile and afterwards.
+    async fn let_go(&self, id: &NodeId, node: Arc<ServedNode>, uses: TaskTracker) {
+        self.keeper.nodes.remove(&node);
+        self.hold_anyway(id).await;
+        self.keeper.leave(node, uses).await;
+        // What was begun before has changed some.
+        self.hold_anyway(id).await;
+    }
+
+    async fn hold_anyway(&self, id: &NodeId) {
+        if let Err(error) = self.hold(id).await {
+            tracing::error!(node.id = %id, error = %Chain(&error), "cannot read what is on a node that is away");
+        }
+    }
+
+    /// Removes what there is of nodes that were forgotten and are not served any more.
+    async fn settle_forgotten(&self) {
+        let listed = match self.members.store().joined_node_list().await {
+            Ok(listed) => listed,
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "cannot list nodes");
+                return;
+            }
+        };
+        for node in listed.into_iter().filter(|node| node.forgotten_us.is_some()) {
+            if self.members.hub().has_session(&node.id) {
+                // It is let go first, and then this is called again.
+                continue;
+            }
+            if let Err(error) = self.settle(&node.id, &node.name).await {
+                tracing::error!(node.id = %node.id, error = %Chain(&error), "cannot remove what a forgotten node had");
+            }
+            self.held.lock().remove(&node.id);
+        }
+    }
+
+    async fn settle(&self, id: &NodeId, name: &str) -> Result<(), LeaseError> {
+        let store = self.members.store();
+        if store.node_by_id(id).await?.is_none() {
+            self.keeper.nodes.forget(id);
+            return Ok(());
+        }
+        let identity = NodeIdentity {
+            id: id.clone(),
+            name: name.to_owned(),
+            owner: self.owner.clone(),
+        };
+        let lease = NodeLease::take(store, identity, self.keeper.clock.clone()).await?;
+        let lost = self.keeper.lose(lease.rows()).await?;
+        lease.remove_node().await?;
+        tracing::info!(node.id = %id, sandboxes = lost, "removed what a forgotten node had: its sandboxes are lost");
+        Ok(())
+    }
+}

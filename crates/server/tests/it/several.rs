@@ -1,0 +1,305 @@
+//! A server with several nodes, which connect to it as processes of their own do.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use link::{Address, Authority, Credentials, Hub, Port};
+use model::id::SandboxId;
+use protocol::node::HostCapacity;
+use server::lease::NodeLease;
+use server::members::NodeMembers;
+use server::operator::OperatorSocket;
+use server::server::Server;
+use store::Store;
+use tempfile::TempDir;
+use testkit::node::{Behaviour, FakeNode};
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::platform::{KEY, Reply, TestClock, host, open, seed, send, settings, within};
+
+/// A server, and what its nodes need to connect.
+struct Several {
+    addr: SocketAddr,
+    nodes: SocketAddr,
+    authority: Arc<Authority>,
+    store: Store,
+    server: Server,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+    _directory: TempDir,
+}
+
+/// A node that is connected until this is dropped.
+struct Connected {
+    credentials: Credentials,
+    serving: JoinHandle<()>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Several {
+    async fn start() -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let store = open(directory.path()).await;
+        seed(&store).await;
+        Self::over(directory, store).await
+    }
+
+    async fn over(directory: TempDir, store: Store) -> Self {
+        let settings = settings(&TestClock::new());
+        let key = Authority::make_key().expect("a key");
+        let certificate = Authority::make_certificate(&key).expect("a certificate");
+        let authority = Arc::new(Authority::load(&key, &certificate).expect("an authority"));
+        let hub = Arc::new(Hub::default());
+        let members = NodeMembers::new(
+            store.clone(),
+            settings.clock.clone(),
+            Arc::clone(&authority),
+            Arc::clone(&hub),
+        );
+        let members = Arc::new(members);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let for_nodes = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let (addr, nodes) = (listener.local_addr().expect("an address"), for_nodes.local_addr());
+        let stop = CancellationToken::new();
+        let lease = NodeLease::take(&store, host(1), settings.clock.clone())
+            .await
+            .expect("a lease");
+        let socket = OperatorSocket::bind(directory.path()).expect("a socket");
+        let operator = (socket, Arc::clone(&members));
+        let started = Server::start_without_node(listener, operator, lease, settings, stop.child_token()).await;
+        let (server, sessions) = started.expect("a server");
+        let port = Port {
+            authority: Arc::clone(&authority),
+            members,
+            hub,
+            now: SystemTime::now,
+            version: "1".to_owned(),
+        };
+        let mut tasks = JoinSet::new();
+        let serving = port.serve(for_nodes, stop.clone());
+        tasks.spawn(async move { serving.await.expect("a port") });
+        tasks.spawn(sessions.serve());
+        Self {
+            addr,
+            nodes: nodes.expect("an address"),
+            authority,
+            store,
+            server,
+            tasks,
+            stop,
+            _directory: directory,
+        }
+    }
+
+    fn address(&self) -> Address {
+        format!("https://{}", self.nodes).parse().expect("an address")
+    }
+
+    /// Makes a node join, and connects it.
+    async fn join(&self, node: &Arc<FakeNode>) -> Connected {
+        let token = self.authority.make_token().expect("a token");
+        let inserted = self.store.node_token_insert(&token.hash(), 0, i64::MAX).await;
+        inserted.expect("a database");
+        let joined = link::join(&self.address(), &token, "a host").await;
+        self.connect(node, &joined.expect("credentials")).await
+    }
+
+    /// Connects a node as one that was just started.
+    async fn connect(&self, node: &Arc<FakeNode>, credentials: &Credentials) -> Connected {
+        // Refused until its session before was let go.
+        let connecting = async {
+            loop {
+                let hello = link::hello("a host".to_owned(), "1".to_owned());
+                if let Ok((_, connection)) = link::connect(&self.address(), credentials, &hello).await {
+                    return connection;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        let connection = within(connecting).await;
+        let served = Arc::clone(node);
+        let serving = tokio::spawn(async move {
+            link::serve(served, connection, &TaskTracker::new()).await;
+        });
+        Connected {
+            credentials: credentials.clone(),
+            serving,
+        }
+    }
+
+    async fn call(&self, method: &str, path: &str, body: &str) -> Reply {
+        let mut headers = vec![("host", "localhost"), ("X-API-KEY", KEY)];
+        if !body.is_empty() {
+            headers.push(("content-type", "application/json"));
+        }
+        send(self.addr, method, path, &headers, Bytes::from(body.to_owned())).await
+    }
+
+    async fn create(&self) -> Reply {
+        self.call("POST", "/sandboxes", r#"{"templateID":"base"}"#).await
+    }
+
+    /// Creates a sandbox, once a node is there that does.
+    async fn created(&self) -> SandboxId {
+        let creating = async {
+            loop {
+                let reply = self.create().await;
+                if reply.status == 201 {
+                    return reply.json["sandboxID"].as_str().expect("an id").parse().expect("an id");
+                }
+                assert_eq!(reply.status, 503, "{reply:?}");
+            }
+        };
+        within(creating).await
+    }
+
+    async fn close(mut self) {
+        self.stop.cancel();
+        within(self.server.drained()).await;
+        within(async { while self.tasks.join_next().await.is_some() {} }).await;
+    }
+}
+
+fn has(node: &FakeNode, id: &SandboxId) -> bool {
+    node.running.lock().contains(id)
+}
+
+fn room(memory_available_bytes: u64) -> HostCapacity {
+    HostCapacity {
+        memory_available_bytes,
+        disk_available_bytes: 1 << 40,
+    }
+}
+
+#[tokio::test]
+async fn without_a_node_creates_are_refused_and_all_else_is_answered() {
+    let several = Several::start().await;
+    let refused = several.create().await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json["error_code"]),
+        (503, &"node_away".into())
+    );
+    assert_eq!(several.call("GET", "/sandboxes", "").await.status, 200);
+    several.close().await;
+}
+
+#[tokio::test]
+async fn sandboxes_are_spread_and_a_full_node_passes_them_on() {
+    let several = Several::start().await;
+    let (one, other) = (FakeNode::new(), FakeNode::new());
+    for node in [&one, &other] {
+        *node.room.lock() = Some(room(1 << 36));
+    }
+    let (_one, _other) = (several.join(&one).await, several.join(&other).await);
+    several.created().await;
+    // Reports of both have come once each of them has something.
+    let spread = async {
+        while one.running.lock().is_empty() || other.running.lock().is_empty() {
+            several.created().await;
+        }
+    };
+    within(spread).await;
+    *other.start.lock() = Behaviour::Full;
+    let before = other.running.lock().len();
+    for _ in 0..4 {
+        let id = several.created().await;
+        assert!(has(&one, &id));
+        assert_eq!(several.call("GET", &format!("/sandboxes/{id}"), "").await.status, 200);
+    }
+    assert_eq!(other.running.lock().len(), before);
+    // Nothing is left of what was passed on.
+    *one.start.lock() = Behaviour::Full;
+    let refused = several.create().await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    let listed = several.call("GET", "/sandboxes", "").await;
+    let running = one.running.lock().len() + before;
+    assert_eq!(listed.json.as_array().map(Vec::len), Some(running));
+    several.close().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_restarted_disturbs_no_other() {
+    let several = Several::start().await;
+    let (one, other) = (FakeNode::new(), FakeNode::new());
+    let first = several.join(&one).await;
+    let on_one = several.created().await;
+    assert!(has(&one, &on_one));
+    let _second = several.join(&other).await;
+    *one.start.lock() = Behaviour::Full;
+    let on_other = several.created().await;
+    assert!(has(&other, &on_other));
+
+    let credentials = first.credentials.clone();
+    drop(first);
+    // The same node again, as after a restart: it knows no session.
+    let again = FakeNode::new();
+    again.adoptable.lock().extend(one.running.lock().clone());
+    let connecting = several.connect(&again, &credentials);
+    let _first = within(connecting).await;
+    let path = format!("/sandboxes/{on_one}");
+    within(async { while several.call("DELETE", &path, "").await.status != 204 {} }).await;
+    assert!(!has(&again, &on_one));
+    // The other has noticed nothing.
+    assert_eq!(other.wanted.lock().len(), 0);
+    assert_eq!(
+        several
+            .call("DELETE", &format!("/sandboxes/{on_other}"), "")
+            .await
+            .status,
+        204
+    );
+    several.close().await;
+}
+
+#[tokio::test]
+async fn sandboxes_of_a_node_that_is_away_are_listed_and_answered_503() {
+    let several = Several::start().await;
+    let (one, other) = (FakeNode::new(), FakeNode::new());
+    let first = several.join(&one).await;
+    let on_one = several.created().await;
+    let _second = several.join(&other).await;
+    let Several {
+        _directory: directory,
+        store,
+        server,
+        mut tasks,
+        stop,
+        ..
+    } = several;
+    stop.cancel();
+    within(server.drained()).await;
+    within(async { while tasks.join_next().await.is_some() {} }).await;
+    drop(first);
+
+    // Its certificate is that of another authority here, which is what a node that is away looks like.
+    let several = Several::over(directory, store).await;
+    let path = format!("/sandboxes/{on_one}");
+    assert_eq!(several.call("GET", &path, "").await.status, 200);
+    let refused = several.call("DELETE", &path, "").await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.json["error_code"]),
+        (503, &"node_away".into())
+    );
+    let host = format!("49983-{on_one}.sandbox.test");
+    let traffic = send(several.addr, "GET", "/health", &[("host", &host)], Bytes::new()).await;
+    assert_eq!(traffic.status, 503, "{traffic:?}");
+    let listed = several.call("GET", "/sandboxes", "").await;
+    let mut ids = listed
+        .json
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|one| &one["sandboxID"]);
+    assert!(ids.any(|id| id == on_one.as_str()));
+    several.close().await;
+}

@@ -1,4 +1,4 @@
-"""A platform of two processes: a server, and a node that connects to it through a relay which a test can cut.
+"""A platform of several processes: a server, and nodes that connect to it, the first through a relay which a test can cut.
 
 To clients, and to most tests, it is a `Platform`: its data directory, port, log and process are those of the server.
 """
@@ -86,11 +86,47 @@ class Relay:
         self.listener.close()
 
 
-class Cluster(Platform):
-    """A server and its node."""
+class Other:
+    """A further node of a cluster, with a data directory of its own on the same host."""
 
-    def __init__(self, data_dir: Path, config: str | None = None, ready: bool = False) -> None:
+    def __init__(self, cluster: Cluster, node_dir: Path) -> None:
+        self.cluster = cluster
+        self.node_dir = node_dir
+        hoststate.own(node_dir)
+        self.log_path = node_dir.parent / f"{node_dir.name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.id = ""
+
+    def launch(self) -> None:
+        if not (self.node_dir / "link.json").exists():
+            joined = self.cluster.join(self.cluster.token(), self.node_dir)
+            if joined.returncode != 0:
+                raise PlatformFailed(f"a node did not join: {joined.stderr}")
+            # The last one to join.
+            self.id = self.cluster.nodes()[-1]["id"]
+        self.process = self.cluster.spawn(self.log_path, "node", "--data-dir", self.node_dir)
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        assert self.process
+        self.process.kill()
+        self.process.wait(within(STOP_S))
+        self.process = None
+
+    def terminate(self) -> int:
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(within(STOP_S))
+        self.process = None
+        return code
+
+
+class Cluster(Platform):
+    """A server and its node; further ones with `more`."""
+
+    def __init__(self, data_dir: Path, config: str | None = None, ready: bool = False, more: int = 0) -> None:
         super().__init__(data_dir, config, ready)
+        self.others = [Other(self, data_dir.parent / f"{data_dir.name}-node{number}") for number in range(2, 2 + more)]
         self.node_dir = data_dir.parent / f"{data_dir.name}-node"
         hoststate.own(self.node_dir)
         self.node_log_path = data_dir.parent / f"{self.node_dir.name}.log"
@@ -98,7 +134,7 @@ class Cluster(Platform):
         self.relay = Relay(self.nodes_port)
         self.node: subprocess.Popen[bytes] | None = None
 
-    def _spawn(self, log_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    def spawn(self, log_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
         command = [str(self.binary), *map(str, arguments)]
         if self.config_path:
             command += ["--config", str(self.config_path)]
@@ -109,10 +145,10 @@ class Cluster(Platform):
 
     def launch_server(self) -> None:
         listen = ("--listen", f"127.0.0.1:{self.port}", "--nodes-listen", f"127.0.0.1:{self.nodes_port}")
-        self.process = self._spawn(self.log_path, "server", "--data-dir", self.data_dir, *listen)
+        self.process = self.spawn(self.log_path, "server", "--data-dir", self.data_dir, *listen)
 
     def launch_node(self) -> None:
-        self.node = self._spawn(self.node_log_path, "node", "--data-dir", self.node_dir)
+        self.node = self.spawn(self.node_log_path, "node", "--data-dir", self.node_dir)
 
     def launch(self) -> None:
         self.launch_server()
@@ -122,6 +158,19 @@ class Cluster(Platform):
                 raise PlatformFailed(f"the node did not join: {joined.stderr}")
         if self.node is None:
             self.launch_node()
+        for other in self.others:
+            if other.process is None:
+                other.launch()
+
+    def wait_ready(self) -> None:
+        """Waits until the server answers, and has taken over every node that runs."""
+        super().wait_ready()
+        count = sum(process is not None for process in (self.node, *(other.process for other in self.others)))
+        deadline = time.monotonic() + within(30)
+        while sum(node["state"] == "connected" for node in self.nodes()) < count:
+            if time.monotonic() > deadline or (self.process and self.process.poll() is not None):
+                raise PlatformFailed(f"the nodes were not taken over: {self.nodes()}\n{self.log_tail()}")
+            time.sleep(0.02)
 
     def token(self) -> str:
         """A token to join, once the server answers its operator."""
@@ -156,7 +205,11 @@ class Cluster(Platform):
 
     def log_tail(self, lines: int = 40) -> str:
         node = "\n".join(self.node_log().splitlines()[-lines:])
-        return f"{super().log_tail(lines)}\n--- the node:\n{node}"
+        tail = f"{super().log_tail(lines)}\n--- the node:\n{node}"
+        for other in self.others:
+            log = other.log_path.read_bytes().decode(errors="replace") if other.log_path.exists() else ""
+            tail += f"\n--- {other.node_dir.name}:\n" + "\n".join(log.splitlines()[-lines:])
+        return tail
 
     def kill_node(self) -> None:
         """SIGKILL, at once."""
@@ -174,11 +227,15 @@ class Cluster(Platform):
 
     def terminate(self) -> int:
         code = super().terminate()
-        return code or (self.terminate_node() if self.node else 0)
+        code = code or (self.terminate_node() if self.node else 0)
+        for other in self.others:
+            code = code or (other.terminate() if other.process else 0)
+        return code
 
     def down(self) -> subprocess.CompletedProcess[str]:
-        """Ends every sandbox, on the node; neither process must be running."""
-        return self.on(self.node_dir, "down")
+        """Ends every sandbox, on all nodes; no process must be running."""
+        downs = [self.on(directory, "down") for directory in (self.node_dir, *(other.node_dir for other in self.others))]
+        return next((down for down in downs if down.returncode != 0), downs[0])
 
     def on(self, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs a subcommand on a data directory."""
@@ -195,5 +252,8 @@ class Cluster(Platform):
         if self.node and self.node.poll() is None:
             self.kill_node()
         self.node = None
+        for other in self.others:
+            if other.process and other.process.poll() is None:
+                other.kill()
         super().close()
         self.relay.close()

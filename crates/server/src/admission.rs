@@ -195,7 +195,7 @@ impl AdmissionControl {
 
     /// What the node has reported last, and how many sandboxes were admitted to it. Nothing is read.
     pub(crate) fn last_report(&self) -> (Option<HostCapacity>, u32) {
-        self.capacity.last()
+        self.capacity.last(&self.clock)
     }
 
     /// Logs the team names in the limits that no team has, most likely misspelt.

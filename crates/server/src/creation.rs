@@ -32,6 +32,8 @@ use crate::sandboxes::create::{CreateError, CreateRequest, Created};
 use crate::sandboxes::idempotency::{Claimed, Claims, IdempotencyKey, KeyedRequest, StoredSandbox};
 use crate::templates::TemplateName;
 
+/// How long a node may take to say what it has left, where there are others.
+const ADMISSION_BOUND: Duration = Duration::from_secs(1);
 /// The shortest lifetime that a request can ask for, in seconds.
 const LIFETIME_MIN_S: u32 = 1;
 
@@ -302,13 +304,24 @@ async fn place(
     let pooled = Box::pin(node.pool.take(asked)).await;
     let admission = match &pooled {
         Some(pooled) => Admission::of_started(reservation, pooled.permit()),
-        None => loop {
-            let full = match node.pool.admit(&reservation).await {
-                Ok(admission) => break admission,
-                Err(full) => full,
-            };
-            node = nodes.next().ok_or(full)?;
-        },
+        None => {
+            let mut others = nodes.len();
+            loop {
+                let admitted = node.pool.admit(&reservation);
+                if others == 0 {
+                    break admitted.await?;
+                }
+                // One that does not answer must not hold up what others can do.
+                if let Ok(Ok(admission)) = tokio::time::timeout(ADMISSION_BOUND, admitted).await {
+                    break admission;
+                }
+                let Some(next) = nodes.next() else {
+                    return Err(CreateError::Node(NodeError::Away).into());
+                };
+                node = next;
+                others -= 1;
+            }
+        }
     };
     Ok(Placed {
         node,

@@ -18,6 +18,8 @@ use crate::settings::CapacitySettings;
 /// How long a reading is valid, in microseconds. A host that starts 100 sandboxes per second starts 25 in that time;
 /// the floor must cover the memory that they take.
 const FRESH_US: i64 = 250_000;
+/// How long a reading tells nodes apart, in microseconds: several rounds of reports.
+const REPORTED_US: i64 = 5_000_000;
 /// Bytes of a MiB.
 const MIB: u64 = 1024 * 1024;
 
@@ -83,9 +85,10 @@ impl Capacity {
         Self::new(self.settings)
     }
 
-    /// The last reading, and the number of sandboxes.
-    pub(super) fn last(&self) -> (Option<HostCapacity>, u32) {
-        let reading = *self.reading.lock();
+    /// The last reading, if it is not too old to tell nodes apart, and the number of sandboxes.
+    pub(super) fn last(&self, clock: &Clock) -> (Option<HostCapacity>, u32) {
+        let now_us = clock.now_us();
+        let reading = (*self.reading.lock()).filter(|reading| (0..REPORTED_US).contains(&(now_us - reading.at_us)));
         (reading.and_then(|reading| reading.capacity), *self.sandboxes.lock())
     }
 

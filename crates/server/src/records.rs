@@ -384,14 +384,14 @@ impl Records {
         Ok(found)
     }
 
-    /// Has sandboxes of this node that an earlier run of the platform knew go on with what they had received and sent.
-    pub(crate) async fn recall(&self) -> Result<(), StoreError> {
-        let chunks = self
-            .store
-            .metric_latest_of_node(&self.node, self.oldest_sample_us())
-            .await?;
+    /// Has sandboxes that were just taken over go on with what they had received and sent.
+    pub(crate) async fn recall(&self, taken_over: &HashSet<SandboxId>) -> Result<(), StoreError> {
+        let chunks = self.store.metric_latest_of_all(self.oldest_sample_us()).await?;
         let mut tracked = self.tracked.lock();
-        for chunk in chunks {
+        for chunk in chunks
+            .into_iter()
+            .filter(|chunk| taken_over.contains(&chunk.sandbox_id))
+        {
             let last = encoding::decode(&chunk.samples).and_then(|samples| samples.last().copied());
             if let (Some(last), Some(tracked)) = (last, tracked.get_mut(&chunk.sandbox_id)) {
                 tracked.tail.recall(&last);

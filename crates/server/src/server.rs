@@ -127,6 +127,7 @@ impl Server {
             let events = served.handle.subscribe().await.map_err(StartError::Subscribe)?;
             background.admission.check_names().await.map_err(AdoptError::from)?;
             keeper.take_over(&served).await?;
+            keeper.end_orphans().await.map_err(AdoptError::from)?;
             // Only now is it known which create requests succeeded.
             background.claims.settle_all().await.map_err(AdoptError::from)?;
             Ok::<_, StartError>(events)
@@ -165,6 +166,7 @@ impl Server {
         let sessions = NodeSessions::new(Arc::clone(&server.keeper), members, server.lease.owner().clone());
         let prepared = async {
             sessions.expect_all().await?;
+            server.keeper.end_orphans().await?;
             background.admission.check_names().await?;
             // What was interrupted is not announced, so its row says that it does not run, whatever its node has of it.
             background.claims.settle_all().await

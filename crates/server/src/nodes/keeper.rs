@@ -186,13 +186,22 @@ impl NodeKeeper {
         }
     }
 
+    /// Records the end of sandboxes that ended without a record of it. Only while no sandbox is being created: one that is has
+    /// records, and no row yet.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(crate) async fn end_orphans(&self) -> Result<(), StoreError> {
+        self.store.records_end_orphans(self.clock.now_us()).await?;
+        Ok(())
+    }
+
     /// Removes what there is of a node that was forgotten, and returns how many sandboxes are lost.
     ///
     /// # Errors
     /// When the database fails.
     pub(crate) async fn lose(&self, rows: &NodeRows) -> Result<usize, StoreError> {
         let lost = self.sandboxes.lose_all(rows).await?;
-        self.store.records_end_orphans(self.clock.now_us()).await?;
         self.nodes.forget(rows.node());
         Ok(lost)
     }

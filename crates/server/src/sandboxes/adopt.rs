@@ -1,7 +1,7 @@
 //! Adoption when a node is taken over, at a start and after the node was restarted: sandboxes that still run or are paused
 //! are adopted, everything else is removed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use model::id::SandboxId;
@@ -46,7 +46,7 @@ impl Sandboxes {
         }
         let adopted = node.handle.reconcile(wanted).await?.into_iter();
         let adopted: HashMap<SandboxId, AdoptedState> = adopted.map(|one| (one.id, one.state)).collect();
-        let mut count = 0;
+        let mut taken_over = HashSet::new();
         for row in rows {
             let state = adopted.get(&row.id).copied();
             let was_known = row.state.recovery(kept(&row)) != Recovery::Remove;
@@ -72,14 +72,13 @@ impl Sandboxes {
                 } else {
                     self.tracked.runs(&row);
                 }
-                count += 1;
+                taken_over.insert(row.id);
             } else {
                 self.lose_row(&node.rows, &row).await?;
             }
         }
-        self.tracked.records.recall().await?;
-        self.store().records_end_orphans(self.clock.now_us()).await?;
-        Ok(count)
+        self.tracked.records.recall(&taken_over).await?;
+        Ok(taken_over.len())
     }
 
     /// Removes the rows of a node of which nothing is left: it was forgotten. Returns how many sandboxes those were.

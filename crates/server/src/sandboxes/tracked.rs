@@ -58,7 +58,7 @@ impl Tracked {
         for entry in self.registry.on(node) {
             if self.registry.remove(node, &entry.id) {
                 self.deadlines.remove(&entry.id);
-                self.records.stop_sampling(&entry.id);
+                self.records.stop_sampling(&entry.id, None);
                 left += 1;
             }
         }

@@ -4,6 +4,7 @@
 //! arguments, and every function returns for every input.
 
 pub mod backoff;
+pub mod capacity;
 pub mod egress_proxy;
 pub mod event;
 pub mod header;
@@ -14,6 +15,7 @@ pub mod lifecycle;
 pub mod limits;
 pub mod log;
 pub mod network;
+pub mod placement;
 pub mod repository;
 pub mod resources;
 pub mod sandbox;

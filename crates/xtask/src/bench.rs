@@ -2,7 +2,7 @@
 
 mod agent;
 mod client;
-mod conditions;
+pub(crate) mod conditions;
 mod docs;
 mod expiry;
 mod host;

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 /// A line for the head of a report.
-pub(super) fn line() -> String {
+pub(crate) fn line() -> String {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let kernel = rustix::system::uname();
     let build = if cfg!(debug_assertions) {

@@ -87,6 +87,7 @@ impl Sources {
         if config.node.driver.reserve_disks {
             config.capacity.disk_per_sandbox_mb = config.resources.disk_mb;
         }
+        config.node.capacity = config.capacity.bounds();
         let names = self.env.keys().filter(|name| name.starts_with("RINGFENCE_"));
         let is_known = |name: &str| OTHER_ENV.contains(&name) || keys::ALL.iter().any(|key| key.env() == name);
         config.unknown_env = names.filter(|name| !is_known(name)).cloned().collect();

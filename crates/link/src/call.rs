@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
-use protocol::node::{ClaimSandbox, ForkSandbox, PauseSandbox, ResumeSandbox, StartSandbox, Wanted};
+use protocol::node::{ClaimSandbox, ForkSandbox, PauseSandbox, PermitRequest, ResumeSandbox, StartSandbox, Wanted};
 use serde::{Deserialize, Serialize};
 
 /// How long a call may take that reads or changes little.
@@ -16,6 +16,8 @@ const LONG: Duration = Duration::from_secs(60 * 60);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "call", content = "request", rename_all = "snake_case")]
 pub(crate) enum Call {
+    Permit(Box<PermitRequest>),
+    GiveBack(SandboxId, u64),
     Start(Box<StartSandbox>),
     Kill(SandboxId),
     Freeze(SandboxId),
@@ -48,7 +50,9 @@ impl Call {
     /// bounds a node that answers pings and nothing else.
     pub(crate) const fn bound(&self) -> Duration {
         match self {
-            Self::Kill(_)
+            Self::Permit(_)
+            | Self::GiveBack(..)
+            | Self::Kill(_)
             | Self::Freeze(_)
             | Self::Claim(_)
             | Self::Memories

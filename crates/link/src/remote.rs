@@ -18,9 +18,9 @@ use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox,
-    FrozenSandbox, HostCapacity, LayerInfo, LayerStream, MemoryInfo, NodeApi, NodeError, NodeEvent, NodeEvents,
-    NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox,
-    StartedSandbox, Wanted,
+    FrozenSandbox, HostCapacity, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvent,
+    NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample,
+    SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -43,6 +43,9 @@ const LATE_ANSWER: Duration = Duration::from_secs(1);
 /// Events that may be on their way and not used, which are lost with a connection; more wait on the node.
 const AHEAD: u32 = 64;
 
+/// Permits that are given back and not sent yet; further ones end by themselves.
+const GIVEN_BACK: usize = 1024;
+
 /// The connection that is used.
 #[derive(Debug, Clone)]
 struct Current {
@@ -60,6 +63,9 @@ pub struct RemoteNode {
     streams: Arc<Semaphore>,
     over: CancellationToken,
     ahead: u32,
+    /// The permits that are given back, which the connection sends.
+    give_back: mpsc::Sender<(SandboxId, u64)>,
+    given_back: tokio::sync::Mutex<mpsc::Receiver<(SandboxId, u64)>>,
 }
 
 impl Default for RemoteNode {
@@ -72,7 +78,10 @@ impl RemoteNode {
     /// A node without a connection. It cancels `over` when its sandboxes have to be taken over again.
     #[must_use]
     pub fn new(over: CancellationToken) -> Self {
+        let (give_back, given_back) = mpsc::channel(GIVEN_BACK);
         Self {
+            give_back,
+            given_back: tokio::sync::Mutex::new(given_back),
             current: watch::Sender::new(None),
             connections: AtomicU64::new(0),
             calls: Arc::new(Semaphore::new(CALLS)),
@@ -115,6 +124,17 @@ impl RemoteNode {
             },
             why = watch => io::Error::new(io::ErrorKind::TimedOut, why),
             () = stop.cancelled() => io::Error::new(io::ErrorKind::ConnectionAborted, "the server closes the connection"),
+            () = self.send_given_back() => io::Error::other("the node is dropped"),
+        }
+    }
+
+    /// Sends the permits that are given back, one after another. It ends with this node.
+    async fn send_given_back(&self) {
+        let mut given_back = self.given_back.lock().await;
+        while let Some((id, number)) = given_back.recv().await {
+            if let Err(error) = self.call::<()>(Call::GiveBack(id, number)).await {
+                tracing::debug!("a permit was not given back, and ends by itself: {error}");
+            }
         }
     }
 
@@ -307,6 +327,15 @@ fn unreachable(error: &io::Error) -> NodeError {
 }
 
 impl NodeApi for RemoteNode {
+    fn permit(&self, request: PermitRequest) -> NodeFuture<'_, Result<Result<(), NoCapacity>, NodeError>> {
+        Box::pin(self.call(Call::Permit(Box::new(request))))
+    }
+
+    fn give_back(&self, id: &SandboxId, number: u64) {
+        // Full only while there is no connection for long.
+        let _ = self.give_back.try_send((id.clone(), number));
+    }
+
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
         Box::pin(self.call(Call::Start(Box::new(request))))
     }

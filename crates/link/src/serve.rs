@@ -83,6 +83,11 @@ async fn answer(node: &dyn NodeApi, mut stream: LinkStream) -> io::Result<()> {
     };
     drop(text);
     match call {
+        Call::Permit(request) => finish(stream, &node.permit(*request).await).await,
+        Call::GiveBack(id, number) => {
+            node.give_back(&id, number);
+            finish(stream, &Ok::<(), NodeError>(())).await
+        }
         Call::Start(request) => finish(stream, &node.start(*request).await).await,
         Call::Kill(id) => finish(stream, &node.kill(&id).await).await,
         Call::Freeze(id) => finish(stream, &node.freeze(&id).await).await,

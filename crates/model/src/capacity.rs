@@ -111,6 +111,9 @@ pub struct PermitRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoCapacity {
+    /// There is no host: no node is connected.
+    #[error("no node is connected")]
+    Away,
     /// The sandbox limit of the host is reached.
     #[error("sandbox limit reached ({0} of {0})")]
     Count(u32),

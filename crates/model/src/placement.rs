@@ -9,7 +9,7 @@
 //! 1. the best of [`CHOICES`] nodes chosen at random among those that have room as far as is known, then the others of these.
 //!    Best of all would send the requests of all servers to the same node until its next report; the best of a few spreads them
 //!    nearly as evenly as perfect knowledge would, and needs none;
-//! 2. the least loaded of all others that have room. Where the cluster is nearly full, three at random would miss the last places;
+//! 2. the least loaded of others that have room. Where the cluster is nearly full, three at random would miss the last places;
 //! 3. nodes of which nothing certain is known: their last report is old, or they have refused lately. A node that is
 //!    silent is not tried before one that speaks, but its places are used before anybody is refused.
 //!
@@ -23,8 +23,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use crate::capacity::{Bounds, HostCapacity};
 use crate::id::{LayerId, NodeId};
 
-/// How many nodes are chosen at random.
+/// How many nodes are chosen at random, of which the best comes first.
 pub const CHOICES: usize = 3;
+/// How many others are looked at closely, so that the cost of a decision does not grow with what nodes have.
+const OTHERS: usize = 32;
 /// How many candidates there are at most: a request that all of them refuse has waited for as many answers.
 pub const CANDIDATES: usize = 12;
 /// The age from which on a report is old, in microseconds. Nodes report about once per second.
@@ -188,12 +190,9 @@ impl Nodes {
                 Room::None => {}
             }
         }
-        let chosen = known.len().min(CHOICES);
-        for index in 0..chosen {
-            let from = index + random(known.len() - index).min(known.len() - index - 1);
-            known.swap(index, from);
-        }
-        let (first, others) = known.split_at_mut(chosen);
+        choose(&mut known, CHOICES + OTHERS, random);
+        choose(&mut unknown, OTHERS, random);
+        let (first, others) = known.split_at_mut(known.len().min(CHOICES));
         let mut order = in_order(first, need, first.len(), random);
         for group in [others, &mut unknown] {
             let left = CANDIDATES.saturating_sub(order.len());
@@ -201,6 +200,15 @@ impl Nodes {
         }
         order.into_iter().cloned().collect()
     }
+}
+
+/// Keeps `most` of some nodes, chosen at random.
+fn choose<T>(nodes: &mut Vec<T>, most: usize, random: &mut dyn FnMut(usize) -> usize) {
+    for index in 0..most.min(nodes.len()) {
+        let left = nodes.len() - index;
+        nodes.swap(index, index + random(left).min(left - 1));
+    }
+    nodes.truncate(most);
 }
 
 /// The `most` best of some nodes, best first. Which of two equal ones comes first is left to chance, so that servers that know
@@ -230,15 +238,10 @@ fn in_order<'a>(
 impl Seen {
     /// Sandboxes that the node has or is about to get, as far as this server knows.
     fn sandboxes(&self) -> u64 {
-        [
-            self.report.running,
-            self.report.starting,
-            self.placed,
-            self.in_flight,
-        ]
-        .into_iter()
-        .map(u64::from)
-        .sum()
+        [self.report.running, self.report.starting, self.placed, self.in_flight]
+            .into_iter()
+            .map(u64::from)
+            .sum()
     }
 
     fn room(&self, need: &Need<'_>, now_us: i64) -> Room {
@@ -249,10 +252,16 @@ impl Seen {
         }
         // A clock that was set back makes a report old, not new.
         let is_old = !(0..OLD_US).contains(&now_us.saturating_sub(self.reported_us));
-        let is_full = report.bounds.max_sandboxes.is_some_and(|max| self.sandboxes() >= max.into());
+        let is_full = report
+            .bounds
+            .max_sandboxes
+            .is_some_and(|max| self.sandboxes() >= max.into());
         let is_short = report.left.is_some_and(|left| {
             let is_below = |bytes: u64, floor_mb: u32| bytes / MIB < floor_mb.into();
-            let disk_mb = report.bounds.disk_floor_mb.saturating_add(report.bounds.disk_per_sandbox_mb);
+            let disk_mb = report
+                .bounds
+                .disk_floor_mb
+                .saturating_add(report.bounds.disk_per_sandbox_mb);
             is_below(left.memory_available_bytes, report.bounds.memory_floor_mb)
                 || is_below(left.disk_available_bytes, disk_mb)
         });

@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 use crate::handle::SandboxHandle;
 use crate::pause::checkpoint::Space;
 use crate::pause::kept::remove_disk;
+use crate::permits::Begun;
 use crate::restores::TURN_TIMEOUT;
 use crate::shared::Shared;
 use crate::start::{self, Begin, random_disk};
@@ -224,6 +225,7 @@ impl Starting {
 
     async fn start_copied(&self, child: ForkedSandbox, copy: &Fork) -> Result<StartedSandbox, NodeError> {
         let ForkedSandbox { id, boot, egress } = child;
+        let _begun = Begun::start(&self.shared, &id)?;
         // The children have the same owner, and wait for each other.
         let timeout = TURN_TIMEOUT + CHILD_TIMEOUT * u32::try_from(self.count).unwrap_or(u32::MAX);
         let turn = self.shared.restores.turn(boot.owner.as_deref(), timeout).await?;

@@ -26,6 +26,7 @@ mod log_writer;
 mod memory;
 mod memory_locks;
 mod pause;
+mod permits;
 mod process_watch;
 mod reconcile;
 mod restores;
@@ -42,14 +43,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use model::capacity::Bounds;
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ForkSandbox, FrozenSandbox,
-    HostCapacity, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi, NodeError, NodeEvents, NodeFuture,
-    PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox,
-    StartedSandbox, Traffic, Wanted,
+    HostCapacity, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvents,
+    NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample,
+    SandboxStream, Snapshot, StartSandbox, StartedSandbox, Traffic, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -68,6 +70,7 @@ use crate::journal::Journal;
 use crate::log_writer::now_us;
 use crate::memory_locks::MemoryLocks;
 use crate::pause::kept::KeptSandboxes;
+use crate::permits::{Begun, HostPermits};
 use crate::restores::Restores;
 use crate::shared::Shared;
 use crate::start::Begin;
@@ -86,6 +89,8 @@ pub struct NodeSettings {
     pub driver: DriverSettings,
     /// Free space on the file system of the data directory that is reserved, in MiB.
     pub disk_floor_mb: u32,
+    /// What must remain free for a new sandbox, and how many there may be.
+    pub capacity: Bounds,
     /// How many processes a sandbox may create per second before its processor time is limited; `None` to limit none.
     pub process_rate: Option<u32>,
     /// What the operator says about connections that leave sandboxes.
@@ -102,6 +107,7 @@ impl NodeSettings {
             isolation: Isolation::default(),
             driver: DriverSettings::new(data_dir),
             disk_floor_mb: 0,
+            capacity: Bounds::default(),
             process_rate: Some(PROCESS_RATE),
             egress: EgressSettings::default(),
             traffic: None,
@@ -129,13 +135,14 @@ impl Node {
             isolation,
             driver,
             disk_floor_mb,
+            capacity,
             process_rate,
             egress,
             traffic,
         } = settings;
         let gateway = EgressGateway::new(egress, traffic.unwrap_or_else(Handle::current));
         let driver = blocking(move || isolation.open(&driver)).await??;
-        let node = Self::with_driver(driver, disk_floor_mb, Some(gateway))?;
+        let node = Self::with_driver(driver, disk_floor_mb, capacity, Some(gateway))?;
         if let Some(rate) = process_rate
             && node.shared.driver.capabilities().process_counter
         {
@@ -144,7 +151,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Creates a node with this driver that keeps `disk_floor_mb` MiB free on the host. Its sandboxes reach the outside
+    /// Creates a node with this driver that keeps `disk_floor_mb` MiB free on the host, and gives out permits within `capacity`. Its sandboxes reach the outside
     /// through `egress`. Must be called within a tokio runtime.
     ///
     /// # Errors
@@ -152,6 +159,7 @@ impl Node {
     pub fn with_driver(
         driver: Arc<dyn Driver>,
         disk_floor_mb: u32,
+        capacity: Bounds,
         egress: Option<EgressGateway>,
     ) -> io::Result<Arc<Self>> {
         let capabilities = driver.capabilities();
@@ -160,6 +168,7 @@ impl Node {
         let shared = Arc::new(Shared {
             driver,
             sandboxes: Mutex::default(),
+            permits: HostPermits::new(capacity),
             kept: KeptSandboxes::default(),
             journal: Journal::new(),
             starts: Semaphore::new(capabilities.concurrent_starts.max(1)),
@@ -262,6 +271,7 @@ impl Node {
         let tasks = self.tasks.clone();
         // A task of its own, so that a caller that is dropped does not leave a half-started sandbox.
         let start = self.tasks.spawn(async move {
+            let _begun = Begun::start(&shared, &request.id)?;
             if let Some(build) = &request.memory
                 && let Some(started) = memory::start(&shared, &tasks, &stop, &request, build).await?
             {
@@ -333,6 +343,17 @@ impl Node {
 }
 
 impl NodeApi for Node {
+    fn permit(&self, request: PermitRequest) -> NodeFuture<'_, Result<Result<(), NoCapacity>, NodeError>> {
+        Box::pin(async move {
+            let Shared { permits, sandboxes, .. } = &*self.shared;
+            Ok(permits.give(sandboxes, &request, || self.measure_host()).await)
+        })
+    }
+
+    fn give_back(&self, id: &SandboxId, number: u64) {
+        self.shared.permits.give_back(id, number);
+    }
+
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
         Box::pin(self.start_sandbox(request))
     }

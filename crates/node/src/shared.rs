@@ -21,6 +21,7 @@ use crate::handle::SandboxHandle;
 use crate::journal::Journal;
 use crate::memory_locks::MemoryLocks;
 use crate::pause::kept::KeptSandboxes;
+use crate::permits::HostPermits;
 use crate::restores::Restores;
 use crate::teardown::Teardowns;
 
@@ -29,6 +30,8 @@ use crate::teardown::Teardowns;
 pub(crate) struct Shared {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) sandboxes: Mutex<HashMap<SandboxId, Arc<SandboxHandle>>>,
+    /// Which others there may be.
+    pub(crate) permits: HostPermits,
     /// The kept sandboxes: those without processes, of which there is a disk.
     pub(crate) kept: KeptSandboxes,
     pub(crate) journal: Arc<Journal>,

@@ -20,6 +20,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+pub use model::capacity::{HostCapacity, NoCapacity, PermitRequest};
 use model::id::{BuildId, DiskId, LayerId, SandboxId, TemplateId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
@@ -370,18 +371,19 @@ pub enum AdoptedState {
     Paused(Kept),
 }
 
-/// Free capacity of a host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostCapacity {
-    /// Memory that new sandboxes could use without swapping, in bytes.
-    pub memory_available_bytes: u64,
-    /// Free space on the file system that holds the sandboxes' disks, in bytes.
-    pub disk_available_bytes: u64,
-}
-
 /// One host that runs sandboxes.
 pub trait NodeApi: Send + Sync + 'static {
+    /// Asks for a capacity permit for a sandbox that has no processes on this node, before it is started, resumed or made by
+    /// a fork. Nothing is begun, whatever the answer, so another node may be asked next. The permit lasts until the sandbox
+    /// has processes, until it is given back, or for [`model::capacity::PERMIT_US`].
+    fn permit(&self, request: PermitRequest) -> NodeFuture<'_, Result<Result<(), NoCapacity>, NodeError>>;
+
+    /// Gives back the permit with this number of which nothing was begun; any other one stays. It returns at once, and may
+    /// be lost on the way: the permit ends by itself then.
+    fn give_back(&self, id: &SandboxId, number: u64);
+
     /// Starts a sandbox and returns once its agent has accepted `init`. On an error nothing of it is left.
+    /// Without a permit it takes one, and fails with [`NodeError::Capacity`] where the host may have no more sandboxes.
     /// [`NodeError::NoLayer`] when a layer of its image is not on this node; [`NodeError::Busy`] when its turn to be restored
     /// did not come in time.
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>>;

@@ -9,12 +9,12 @@ pub(crate) mod rate;
 
 use std::sync::Arc;
 
-use model::id::TeamId;
-use protocol::node::HostCapacity;
+use model::id::{SandboxId, TeamId};
+use protocol::node::{HostCapacity, NoCapacity};
 use store::Store;
 use store::error::StoreError;
 
-use self::capacity::{Capacity, CapacityPermit, NoCapacity};
+use self::capacity::{Capacity, CapacityPermit};
 use self::quota::{OverQuota, Quotas, Reservation, ResourceUse, TeamQuota};
 use crate::clock::Clock;
 use crate::deadlines::Deadlines;
@@ -134,8 +134,12 @@ impl AdmissionControl {
     }
 
     /// Reserves what a sandbox needs of the host; its share of its team's quota is reserved already.
-    pub(crate) async fn admit(&self, reservation: &Arc<Reservation>) -> Result<Admission, AdmissionError> {
-        let permit = self.capacity.admit(&*self.node, &self.clock).await;
+    pub(crate) async fn admit(
+        &self,
+        id: &SandboxId,
+        reservation: &Arc<Reservation>,
+    ) -> Result<Admission, AdmissionError> {
+        let permit = self.capacity.admit(&self.node, id).await;
         let permit = permit.map_err(|why| AdmissionError::NoCapacity {
             why: why.to_string(),
             retry_after_s: self.deadlines.capacity_retry_s(&self.clock),
@@ -147,13 +151,13 @@ impl AdmissionControl {
     }
 
     /// Reserves what a sandbox needs of the host, for one that counts against no team.
-    pub(crate) async fn admit_to_host(&self) -> Result<CapacityPermit, NoCapacity> {
-        self.capacity.admit(&*self.node, &self.clock).await
+    pub(crate) async fn admit_to_host(&self, id: &SandboxId) -> Result<CapacityPermit, NoCapacity> {
+        self.capacity.admit(&self.node, id).await
     }
 
     /// A share of the host for a sandbox that takes this much memory and that nobody waits for; none unless much is left.
-    pub(crate) async fn admit_spare(&self, memory_bytes: u64) -> Option<CapacityPermit> {
-        self.capacity.admit_spare(&*self.node, &self.clock, memory_bytes).await
+    pub(crate) async fn admit_spare(&self, id: &SandboxId, memory_bytes: u64) -> Option<CapacityPermit> {
+        self.capacity.admit_spare(&self.node, id, memory_bytes).await
     }
 
     /// Disk space of the host above what is reserved, in bytes; nothing if it cannot be read.
@@ -184,7 +188,7 @@ impl AdmissionControl {
         let quota = self.quota_of(team).await?;
         Ok(Admission {
             reservation: Arc::new(quota.occupy(share)),
-            capacity: Some(Arc::new(self.capacity.occupy())),
+            capacity: Some(Arc::new(self.capacity.of_present())),
         })
     }
 

@@ -250,7 +250,7 @@ impl SandboxCreation {
             others,
             admission,
             pooled,
-        } = Box::pin(place(nodes, asked, reservation)).await?;
+        } = Box::pin(place(nodes, &id, asked, reservation)).await?;
         Ok(Box::new(CreateRequest {
             id,
             team: creator.team.clone(),
@@ -294,6 +294,7 @@ struct Placed {
 /// Places a sandbox on the first of these nodes that has room for it.
 async fn place(
     nodes: Vec<Arc<ServedNode>>,
+    id: &SandboxId,
     asked: Asked<'_>,
     reservation: Arc<Reservation>,
 ) -> Result<Placed, CreationError> {
@@ -307,7 +308,7 @@ async fn place(
         None => {
             let mut others = nodes.len();
             loop {
-                let admitted = node.pool.admit(&reservation);
+                let admitted = node.pool.admit(id, &reservation);
                 if others == 0 {
                     break admitted.await?;
                 }

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use model::id::{BuildId, LayerId, NodeId, SandboxId};
 use parking_lot::{Mutex, RwLock};
-use protocol::node::{Image, LayerInfo, NodeError};
+use protocol::node::{Image, LayerInfo, NoCapacity, NodeError};
 use store::nodes::NodeRows;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::admission::AdmissionControl;
-use crate::admission::capacity::{CapacityPermit, NoCapacity};
+use crate::admission::capacity::CapacityPermit;
 use crate::builds::recipe::layers_of;
 use crate::node::NodeHandle;
 use crate::pool::{Pool, PooledSandbox};
@@ -253,10 +253,10 @@ impl Nodes {
     }
 
     /// Reserves what a sandbox needs of any host, for one that counts against no team.
-    pub(crate) async fn admit_to_any(&self, needs: Needs<'_>) -> Result<CapacityPermit, NoCapacity> {
+    pub(crate) async fn admit_to_any(&self, id: &SandboxId, needs: Needs<'_>) -> Result<CapacityPermit, NoCapacity> {
         let mut refused = NoCapacity::Away;
         for node in self.choose(needs) {
-            match node.pool.admit_to_host().await {
+            match node.pool.admit_to_host(id).await {
                 Ok(permit) => return Ok(permit),
                 Err(why) => refused = why,
             }

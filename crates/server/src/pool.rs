@@ -21,7 +21,7 @@ use std::time::Duration;
 use model::id::{BuildId, LayerId, SandboxId, TeamId, TemplateId};
 use model::resources::Resources;
 use parking_lot::Mutex;
-use protocol::node::{NodeError, SandboxLog};
+use protocol::node::{NoCapacity, NodeError, SandboxLog};
 use store::builds::BuildRow;
 use store::nodes::NodeRows;
 use store::sandboxes::SandboxRow;
@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admission::capacity::{CapacityPermit, NoCapacity};
+use crate::admission::capacity::CapacityPermit;
 use crate::admission::quota::Reservation;
 use crate::admission::{Admission, AdmissionControl, AdmissionError};
 use crate::builds::recipe::{BuildSpec, layers_of};
@@ -370,11 +370,15 @@ impl Pool {
     }
 
     /// Reserves what a sandbox of this size needs. Where the host has no capacity, pooled sandboxes are ended for it first.
-    pub(crate) async fn admit(self: &Arc<Self>, reservation: &Arc<Reservation>) -> Result<Admission, AdmissionError> {
+    pub(crate) async fn admit(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        reservation: &Arc<Reservation>,
+    ) -> Result<Admission, AdmissionError> {
         let admission = &self.services.admission;
         let mut is_last = false;
         loop {
-            match admission.admit(reservation).await {
+            match admission.admit(id, reservation).await {
                 Err(AdmissionError::NoCapacity { .. }) if !is_last => {
                     if self.evict().await {
                         admission.forget_reading();
@@ -389,12 +393,12 @@ impl Pool {
     }
 
     /// Reserves what a sandbox needs of the host, for one that counts against no team and waits for capacity.
-    pub(crate) async fn admit_to_host(self: &Arc<Self>) -> Result<CapacityPermit, NoCapacity> {
+    pub(crate) async fn admit_to_host(self: &Arc<Self>, id: &SandboxId) -> Result<CapacityPermit, NoCapacity> {
         let admission = &self.services.admission;
-        match admission.admit_to_host().await {
+        match admission.admit_to_host(id).await {
             Err(_) if self.evict().await => {
                 admission.forget_reading();
-                admission.admit_to_host().await
+                admission.admit_to_host(id).await
             }
             admitted => admitted,
         }

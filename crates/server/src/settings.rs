@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobs::Blobs;
+use model::capacity::Bounds;
 use model::injection::provider::Providers;
 use model::limits;
 use model::network::Cidr;
@@ -529,6 +530,17 @@ impl CapacitySettings {
     pub const MEMORY_FLOOR_MB: u32 = 256;
     /// Default disk floor, in MiB: the database is on the same disk.
     pub const DISK_FLOOR_MB: u32 = 1024;
+
+    /// The same for a node.
+    #[must_use]
+    pub const fn bounds(self) -> Bounds {
+        Bounds {
+            memory_floor_mb: self.memory_floor_mb,
+            disk_floor_mb: self.disk_floor_mb,
+            disk_per_sandbox_mb: self.disk_per_sandbox_mb,
+            max_sandboxes: self.max_sandboxes,
+        }
+    }
 }
 
 impl Default for CapacitySettings {

@@ -1,8 +1,10 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
+mod behaviour;
 mod forks;
 mod memories;
 mod pauses;
+mod permits;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -17,9 +19,10 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    ForkSandbox, FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NodeApi,
-    NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox,
-    SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+    ForkSandbox, FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NoCapacity,
+    NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox,
+    ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted,
+    WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -27,39 +30,14 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
+pub use self::behaviour::Behaviour;
+pub use self::permits::FakePermits;
+
 /// The message of a failing node. Clients must never see it.
 pub const SECRET: &str = "a secret of the operator";
 
 /// How many sandboxes of one owner a busy node restores at the same time.
 pub const OWNER_LIMIT: usize = 2;
-
-/// How the node responds to a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Behaviour {
-    /// The call succeeds.
-    Works,
-    /// The call fails.
-    Fails,
-    /// The call fails because the host has no capacity.
-    Full,
-    /// The call fails because the host does not support it.
-    Unsupported,
-    /// The call panics.
-    Panics,
-    /// The call does its work, and panics before it returns.
-    PanicsAfterwards,
-    /// A start reports the end of its sandbox before it returns.
-    ExitsEarly,
-    /// The call waits for [`FakeNode::go`], then succeeds.
-    Waits,
-    /// The call waits for [`FakeNode::go`], then fails.
-    WaitsAndFails,
-    /// The call fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
-    Busy {
-        /// Whether the other sandboxes are of the same owner.
-        is_own: bool,
-    },
-}
 
 /// The fake node. The fields that a test may change are public.
 #[derive(Debug)]
@@ -172,6 +150,8 @@ pub struct FakeNode {
     pub disk_stops: Mutex<DiskStops>,
     /// What the egress gateway counted; none when it is unknown.
     pub egress_counters: Mutex<Option<EgressCounters>>,
+    /// The permits, and the clock by which they end.
+    pub permits: FakePermits,
     events: Mutex<Option<mpsc::Sender<NodeEvent>>>,
 }
 
@@ -240,6 +220,7 @@ impl FakeNode {
             })),
             disk_stops: Mutex::default(),
             egress_counters: Mutex::new(Some(EgressCounters::default())),
+            permits: FakePermits::default(),
             events: Mutex::default(),
         })
     }
@@ -349,8 +330,17 @@ impl FakeNode {
 }
 
 impl NodeApi for FakeNode {
+    fn permit(&self, request: PermitRequest) -> NodeFuture<'_, Result<Result<(), NoCapacity>, NodeError>> {
+        Box::pin(std::future::ready(Ok(self.give_permit(&request))))
+    }
+
+    fn give_back(&self, id: &SandboxId, number: u64) {
+        self.permits.give_back(id, number);
+    }
+
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
         Box::pin(async move {
+            let _begun = self.begin(&request.id)?;
             *self.starting.lock() = Some(request.id.clone());
             let behaviour = *self.start.lock();
             self.behave(behaviour).await?;
@@ -459,6 +449,7 @@ impl NodeApi for FakeNode {
             self.behave(behaviour).await?;
             let id = request.id.clone();
             let boots = request.kept != Kept::Memory && !self.running.lock().contains(&id);
+            let _begun = if boots { Some(self.begin(&id)?) } else { None };
             if boots {
                 if request.boot.is_none() {
                     return Err(NodeError::failed("no boot"));

@@ -64,7 +64,7 @@ struct Outcome {
     at_first_refusal: Option<u64>,
     /// How many nodes each request was sent to.
     tries: [u64; CANDIDATES + 1],
-    /// How long decisions took.
+    /// Processor time of decisions.
     decisions: Vec<Duration>,
     /// How long all of it took in the simulation, in microseconds.
     until_us: i64,
@@ -132,7 +132,7 @@ impl Outcome {
         ];
         if let Some(took) = Distribution::of(self.decisions.clone()) {
             rows.push(row(
-                "a decision, p50 and p99",
+                "processor time of a decision, p50 and p99",
                 format!(
                     "{:.3} and {:.3} ms (bar for p99: {} ms)",
                     took.p50_ms,

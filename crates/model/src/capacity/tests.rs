@@ -184,7 +184,7 @@ fn preallocated_disks_count_until_a_reading_has_them() {
         ..Bounds::default()
     };
     let (mut permits, mut present) = (Permits::default(), HashSet::new());
-    let mut admit = |permits: &mut Permits, n, present: &HashSet<SandboxId>| {
+    let admit = |permits: &mut Permits, n, present: &HashSet<SandboxId>| {
         permits.take(&request(n, 1), own, 0, present).expect("no limit");
         permits.judge(&request(n, 1), own).is_ok()
     };

@@ -44,7 +44,9 @@ fn nodes(reports: impl IntoIterator<Item = Report>) -> Nodes {
 fn chance(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed;
     move |below| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(state >> 33).unwrap_or(0) % below.max(1)
     }
 }
@@ -95,7 +97,7 @@ fn a_node_that_drains_lacks_a_feature_or_is_full_is_no_candidate() {
 
 #[test]
 fn own_requests_count_until_the_next_report() {
-    let mut known = nodes([report(0, 4), report(1, 4)]);
+    let mut known = nodes([report(0, 4), report(2, 4)]);
     for _ in 0..3 {
         known.begin(&node(0));
     }
@@ -120,10 +122,17 @@ fn a_node_that_refuses_is_left_alone_for_longer_each_time() {
         assert_eq!(order(&known, &Need::default(), end_us), [node(0)]);
         now_us = end_us;
     }
-    known.report(&node(0), report(0, 10), now_us);
     known.finish(&node(0), Outcome::Refused, now_us);
+    known.report(&node(0), report(0, 10), now_us);
+    assert!(order(&known, &Need::default(), now_us).is_empty(), "whatever it says");
+    known.finish(&node(0), Outcome::Placed, now_us);
+    known.report(&node(0), report(0, 10), now_us + 60_000_000);
+    let now_us = now_us + 60_000_000;
+    known.finish(&node(0), Outcome::Refused, now_us);
+    assert!(order(&known, &Need::default(), now_us).is_empty());
     known.report(&node(0), report(0, 10), now_us + 1);
-    assert_eq!(order(&known, &Need::default(), now_us + 1), [node(0)], "it has spoken since");
+    let found = order(&known, &Need::default(), now_us + 1);
+    assert_eq!(found, [node(0)], "once, and it has spoken since");
 }
 
 #[test]
@@ -148,7 +157,8 @@ fn a_node_that_has_the_layers_is_better_than_one_that_is_a_little_less_loaded() 
     let layers = [layer(1), layer(2)];
     let known = nodes([has.clone(), report(51, 100)]);
     assert_eq!(order(&known, &need(&layers), NOW), [node(0), node(1)]);
-    let known = nodes([has, report(40, 100)]);
+    let more = Report { running: 75, ..has };
+    let known = nodes([more, report(51, 100)]);
     assert_eq!(order(&known, &need(&layers), NOW), [node(1), node(0)]);
 }
 
@@ -165,7 +175,11 @@ fn the_last_place_of_many_nodes_is_found() {
 fn requests_of_servers_that_know_the_same_are_spread() {
     let known = nodes((0..100).map(|_| report(0, 10)));
     let firsts: BTreeSet<NodeId> = (0..100)
-        .map(|seed| known.candidates(&Need::default(), NOW, &mut chance(seed)).swap_remove(0))
+        .map(|seed| {
+            known
+                .candidates(&Need::default(), NOW, &mut chance(seed))
+                .swap_remove(0)
+        })
         .collect();
     assert!(firsts.len() > 40, "{} nodes", firsts.len());
 }

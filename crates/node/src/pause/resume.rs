@@ -18,6 +18,7 @@ use runtime::driver::StartDisk;
 use tokio_util::task::TaskTracker;
 
 use super::frozen;
+use crate::permits::Begun;
 use crate::restores::TURN_TIMEOUT;
 use crate::shared::Shared;
 use crate::start::{self, Begin};
@@ -60,6 +61,7 @@ async fn start_kept(
     if shared.kept.get(&id).is_none_or(|now| !Arc::ptr_eq(&now, &kept)) {
         return Err(not_found());
     }
+    let _begun = Begun::start(&shared, &id)?;
     let restore = match what {
         Kept::Checkpoint => Some(shared.restores.turn(boot.owner.as_deref(), TURN_TIMEOUT).await?),
         Kept::Filesystem | Kept::Memory => None,

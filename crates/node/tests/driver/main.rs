@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use model::capacity::Bounds;
 use model::id::SandboxId;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -55,7 +56,7 @@ impl TestPlatform {
     /// Opens the next platform on this directory and returns the sandboxes that it adopts.
     async fn open(dir: &Path, wanted: &[&SandboxId]) -> (Self, Vec<SandboxId>) {
         let driver = Processes::open(dir);
-        let node = Node::with_driver(driver.clone(), 0, None).unwrap();
+        let node = Node::with_driver(driver.clone(), 0, Bounds::default(), None).unwrap();
         let mut events = node.subscribe().await.unwrap();
         assert!(matches!(events.next().await, Some(NodeEvent::Snapshot(_))));
         let state = WantedState::Running;

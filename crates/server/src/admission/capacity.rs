@@ -1,44 +1,29 @@
-//! Capacity of the host for another sandbox.
+//! Capacity permits of the node, as the server holds them.
 //!
-//! The memory limits of sandboxes are not added up, because almost no sandbox uses all of its memory: what counts is
-//! what the host has left. It is read from the node when a create request arrives and the last reading is too old, so
-//! an idle platform reads nothing and a busy one reads a few times per second. The number of sandboxes is counted
-//! exactly, from before any part of one is created until nothing of it is left.
+//! Whether a host has capacity for another sandbox, the host itself decides ([`model::capacity`]): it is asked for a permit
+//! before any part of a sandbox is created. The server adds its own bounds to those of the node, and gives back what it does
+//! not use. When a sandbox ends, nobody has to tell the node.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
+use model::capacity::{FRESH_US, PERMIT_US, PermitRequest, Purpose};
+use model::id::SandboxId;
 use parking_lot::Mutex;
-use protocol::node::{HostCapacity, NodeApi};
+use protocol::node::{HostCapacity, NoCapacity, NodeApi};
 
 use crate::chain::Chain;
 use crate::clock::Clock;
+use crate::node::NodeHandle;
 use crate::settings::CapacitySettings;
 
-/// How long a reading is valid, in microseconds. A host that starts 100 sandboxes per second starts 25 in that time;
-/// the floor must cover the memory that they take.
-const FRESH_US: i64 = 250_000;
-/// How long a reading tells nodes apart, in microseconds: several rounds of reports.
-const REPORTED_US: i64 = 5_000_000;
 /// Bytes of a MiB.
 const MIB: u64 = 1024 * 1024;
-
-/// Why there is no capacity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoCapacity {
-    /// The sandbox limit of the host is reached.
-    #[error("sandbox limit reached ({0} of {0})")]
-    Count(u32),
-    /// There is no host: no node is connected.
-    #[error("no node is connected")]
-    Away,
-    /// The host is short of memory.
-    #[error("{available_mb} MiB of memory are available, and {floor_mb} MiB are reserved")]
-    Memory { available_mb: u64, floor_mb: u32 },
-    /// The host is short of disk.
-    #[error("{available_mb} MiB of disk are available, and {floor_mb} MiB are reserved")]
-    Disk { available_mb: u64, floor_mb: u32 },
-}
+/// How long a permit lasts of which nothing is begun. One that is older need not be given back.
+const PERMIT_LASTS: Duration = Duration::from_micros(PERMIT_US.unsigned_abs());
+/// How long a reading tells nodes apart, in microseconds: several rounds of reports.
+const REPORTED_US: i64 = 5_000_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Reading {
@@ -47,25 +32,54 @@ struct Reading {
     capacity: Option<HostCapacity>,
 }
 
-/// Counts sandboxes and compares what the host has left with the floors.
+/// Asks nodes for permits, and reads what they have left.
 #[derive(Debug)]
 pub(crate) struct Capacity {
     settings: CapacitySettings,
-    sandboxes: Arc<Mutex<u32>>,
     reading: Mutex<Option<Reading>>,
-    /// Sandboxes admitted since the last reading, whose disks are not part of it.
-    admitted: AtomicU32,
+    /// Whether the node reads again what its host has left for the next permit, because something has ended.
+    reads_again: AtomicBool,
     /// Held during a reading, so that a burst reads only once.
     reading_lock: tokio::sync::Mutex<()>,
+    /// How many shares of the host there are.
+    shares: Arc<AtomicU32>,
 }
 
-/// The reservation of one sandbox against the sandbox limit of the host, until this is dropped.
+/// A share of the host for one sandbox: a permit of its node until it has processes, and these until they have ended. When
+/// this is dropped, a permit that was not used is given back.
 #[derive(Debug)]
-pub(crate) struct CapacityPermit(Arc<Mutex<u32>>);
+pub(crate) struct CapacityPermit {
+    given: Option<Given>,
+    /// The number of shares, this one included.
+    shares: Arc<AtomicU32>,
+}
+
+#[derive(Debug)]
+struct Given {
+    node: NodeHandle,
+    id: SandboxId,
+    number: u64,
+    since: Instant,
+}
+
+impl CapacityPermit {
+    fn new(given: Option<Given>, shares: &Arc<AtomicU32>) -> Self {
+        shares.fetch_add(1, Ordering::Relaxed);
+        Self {
+            given,
+            shares: Arc::clone(shares),
+        }
+    }
+}
 
 impl Drop for CapacityPermit {
     fn drop(&mut self) {
-        *self.0.lock() -= 1;
+        self.shares.fetch_sub(1, Ordering::Relaxed);
+        if let Some(given) = self.given.take()
+            && given.since.elapsed() < PERMIT_LASTS
+        {
+            given.node.give_back(&given.id, given.number);
+        }
     }
 }
 
@@ -73,10 +87,10 @@ impl Capacity {
     pub(crate) fn new(settings: CapacitySettings) -> Self {
         Self {
             settings,
-            sandboxes: Arc::default(),
             reading: Mutex::default(),
-            admitted: AtomicU32::new(0),
+            reads_again: AtomicBool::new(false),
             reading_lock: tokio::sync::Mutex::default(),
+            shares: Arc::default(),
         }
     }
 
@@ -89,7 +103,10 @@ impl Capacity {
     pub(super) fn last(&self, clock: &Clock) -> (Option<HostCapacity>, u32) {
         let now_us = clock.now_us();
         let reading = (*self.reading.lock()).filter(|reading| (0..REPORTED_US).contains(&(now_us - reading.at_us)));
-        (reading.and_then(|reading| reading.capacity), *self.sandboxes.lock())
+        (
+            reading.and_then(|reading| reading.capacity),
+            self.shares.load(Ordering::Relaxed),
+        )
     }
 
     /// Disk space that is reserved, in bytes.
@@ -97,51 +114,62 @@ impl Capacity {
         u64::from(self.settings.disk_floor_mb) * MIB
     }
 
-    /// A permit for a new sandbox, if the host has capacity for it. If the capacity cannot be read, the sandbox is
-    /// admitted, and the start may fail.
-    pub(crate) async fn admit(&self, node: &dyn NodeApi, clock: &Clock) -> Result<CapacityPermit, NoCapacity> {
-        let permit = self.permit()?;
-        let Some(capacity) = self.host(node, clock).await else {
-            return Ok(permit);
+    /// The share of a sandbox that has processes, or that asks its node for a permit when it gets them.
+    pub(super) fn of_present(&self) -> CapacityPermit {
+        CapacityPermit::new(None, &self.shares)
+    }
+
+    /// Expects a permit that is asked for next. A request that is cut may have got one.
+    fn expect(&self, node: &NodeHandle, id: &SandboxId, number: u64) -> CapacityPermit {
+        let given = Given {
+            node: node.clone(),
+            id: id.clone(),
+            number,
+            since: Instant::now(),
         };
-        let floor_mb = self.settings.memory_floor_mb;
-        let available_mb = capacity.memory_available_bytes / MIB;
-        if available_mb < floor_mb.into() {
-            return Err(NoCapacity::Memory { available_mb, floor_mb });
-        }
-        let floor_mb = self.settings.disk_floor_mb;
-        let each_mb = u64::from(self.settings.disk_per_sandbox_mb);
-        let admitted = u64::from(self.admitted.load(Ordering::Relaxed));
-        let available_mb = (capacity.disk_available_bytes / MIB).saturating_sub(each_mb * admitted);
-        if available_mb < u64::from(floor_mb) + each_mb {
-            return Err(NoCapacity::Disk { available_mb, floor_mb });
-        }
-        self.admitted.fetch_add(1, Ordering::Relaxed);
-        Ok(permit)
+        CapacityPermit::new(Some(given), &self.shares)
+    }
+
+    /// A permit for a new sandbox, if the host has capacity for it. If the node does not answer, the sandbox is admitted:
+    /// its start tells why it fails.
+    pub(crate) async fn admit(&self, node: &NodeHandle, id: &SandboxId) -> Result<CapacityPermit, NoCapacity> {
+        self.ask(node, id, Purpose::Wanted).await
     }
 
     /// A permit for a sandbox that takes this much memory and that nobody waits for. It is not given unless twice the
     /// floors are left.
     pub(crate) async fn admit_spare(
         &self,
-        node: &dyn NodeApi,
-        clock: &Clock,
+        node: &NodeHandle,
+        id: &SandboxId,
         memory_bytes: u64,
     ) -> Option<CapacityPermit> {
-        let permit = self.permit().ok()?;
-        let capacity = self.host(node, clock).await?;
-        let floor_bytes = |floor_mb: u32| u64::from(floor_mb) * 2 * MIB;
-        let admitted = u64::from(self.admitted.load(Ordering::Relaxed)) + 1;
-        let disk_bytes = u64::from(self.settings.disk_per_sandbox_mb) * MIB * admitted;
-        let has_memory =
-            capacity.memory_available_bytes >= floor_bytes(self.settings.memory_floor_mb).saturating_add(memory_bytes);
-        let has_disk =
-            capacity.disk_available_bytes >= floor_bytes(self.settings.disk_floor_mb).saturating_add(disk_bytes);
-        if !has_memory || !has_disk {
-            return None;
+        self.ask(node, id, Purpose::Spare { memory_bytes }).await.ok()
+    }
+
+    async fn ask(&self, node: &NodeHandle, id: &SandboxId, purpose: Purpose) -> Result<CapacityPermit, NoCapacity> {
+        // Never 0, which is that of no permit.
+        let number = uuid::Uuid::new_v4().as_u64_pair().0 | 1;
+        let mut permit = self.expect(node, id, number);
+        let request = PermitRequest {
+            id: id.clone(),
+            number,
+            purpose,
+            bounds: self.settings.bounds(),
+            reads_again: self.reads_again.swap(false, Ordering::Relaxed),
+        };
+        match node.permit(request).await {
+            Ok(Ok(())) => Ok(permit),
+            Ok(Err(why)) => {
+                permit.given = None;
+                Err(why)
+            }
+            Err(_) if purpose != Purpose::Wanted => Err(NoCapacity::NotSpare),
+            Err(error) => {
+                tracing::warn!(sandbox.id = %id, error = %Chain(&error), "the node does not say whether it has capacity");
+                Ok(permit)
+            }
         }
-        self.admitted.fetch_add(1, Ordering::Relaxed);
-        Some(permit)
     }
 
     /// Whether less memory is left than one and a half times the floor.
@@ -153,24 +181,8 @@ impl Capacity {
 
     /// Makes the next request read again what the host has left.
     pub(crate) fn forget_reading(&self) {
+        self.reads_again.store(true, Ordering::Relaxed);
         *self.reading.lock() = None;
-    }
-
-    fn permit(&self) -> Result<CapacityPermit, NoCapacity> {
-        let mut sandboxes = self.sandboxes.lock();
-        match self.settings.max_sandboxes {
-            Some(max) if *sandboxes >= max => Err(NoCapacity::Count(max)),
-            _ => {
-                *sandboxes += 1;
-                Ok(CapacityPermit(Arc::clone(&self.sandboxes)))
-            }
-        }
-    }
-
-    /// A permit for a sandbox that is running already, regardless of the limit.
-    pub(crate) fn occupy(&self) -> CapacityPermit {
-        *self.sandboxes.lock() += 1;
-        CapacityPermit(Arc::clone(&self.sandboxes))
     }
 
     /// What the host has left, from a recent reading; `None` if the node could not read it.
@@ -189,8 +201,6 @@ impl Capacity {
                 None
             }
         };
-        // Sandboxes that are still starting are not part of the reading; the floor covers them.
-        self.admitted.store(0, Ordering::Relaxed);
         *self.reading.lock() = Some(Reading {
             at_us: clock.now_us(),
             capacity,

@@ -10,14 +10,14 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
 use parking_lot::Mutex;
-use protocol::node::{Committed, Image, NodeError, StartSandbox, StartedSandbox};
+use protocol::node::{Committed, Image, NoCapacity, NodeError, StartSandbox, StartedSandbox};
 use store::builds::CachedLayerRow;
 use store::nodes::NodeRows;
 use tokio_util::task::TaskTracker;
 
 use super::files::BuildFiles;
 use super::log::BuildLog;
-use crate::admission::capacity::{CapacityPermit, NoCapacity};
+use crate::admission::capacity::CapacityPermit;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::keys::TokenSeed;
@@ -107,7 +107,7 @@ impl BuildContext {
             template: request.template.clone(),
             resources: request.resources,
             started_us: self.clock.now_us(),
-            _capacity: self.capacity(&request.image).await?,
+            _capacity: self.capacity(&id, &request.image).await?,
         };
         self.sandboxes.lock().insert(id.clone(), sandbox);
         let started = self.node.start_patiently(&Some(self.team.clone()), request).await;
@@ -118,11 +118,11 @@ impl BuildContext {
     }
 
     /// A share of the host for one sandbox, once it has one.
-    async fn capacity(&self, image: &Image) -> Result<CapacityPermit, NoCapacity> {
+    async fn capacity(&self, id: &SandboxId, image: &Image) -> Result<CapacityPermit, NoCapacity> {
         let mut waited = Duration::ZERO;
         let needs = Needs { image, memory: None };
         loop {
-            match self.nodes.admit_to_any(needs).await {
+            match self.nodes.admit_to_any(id, needs).await {
                 Ok(permit) => return Ok(permit),
                 Err(why) if waited >= CAPACITY_WAIT => return Err(why),
                 Err(why) => {

@@ -162,9 +162,12 @@ impl Pool {
     ) -> bool {
         let now_us = self.services.clock.now_us();
         let needed = demand.memory_bytes.max(OVERHEAD_BYTES);
-        let permit = self.services.admission.admit_spare(needed).await;
-        let id = new_sandbox_id();
-        let (Some(permit), Ok(id)) = (permit, id) else {
+        let permit = async {
+            let id = new_sandbox_id().ok()?;
+            let permit = self.services.admission.admit_spare(&id, needed).await?;
+            Some((id, permit))
+        };
+        let Some((id, permit)) = permit.await else {
             self.pause(SHORT_US);
             return false;
         };

@@ -276,7 +276,7 @@ impl Sandboxes {
                 }
             };
             let next = if is_passed_on(&error) {
-                next_of(&mut others, &reservation).await
+                next_of(&mut others, &new.id, &reservation).await
             } else {
                 None
             };
@@ -595,10 +595,11 @@ fn is_passed_on(error: &NodeError) -> bool {
 /// The next node that has room for a sandbox, with its share of that.
 async fn next_of(
     nodes: &mut impl Iterator<Item = Arc<ServedNode>>,
+    id: &SandboxId,
     reservation: &Arc<Reservation>,
 ) -> Option<(Arc<ServedNode>, Admission)> {
     for node in nodes {
-        if let Ok(admission) = node.pool.admit(reservation).await {
+        if let Ok(admission) = node.pool.admit(id, reservation).await {
             return Some((node, admission));
         }
     }

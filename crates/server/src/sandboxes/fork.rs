@@ -287,7 +287,7 @@ impl Sandboxes {
     ) -> Result<Child, ChildError> {
         let share = ResourceUse::one_sandbox(parent.row.cpu_count, parent.row.memory_mb);
         let reservation = Arc::new(request.quota.reserve(share).map_err(AdmissionError::from)?);
-        let admission = node.pool.admit(&reservation).await?;
+        let admission = node.pool.admit(id, &reservation).await?;
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
         let row = node.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
         let entry = self.register(&row, node, admission, parent.injections.as_ref());

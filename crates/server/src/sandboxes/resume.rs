@@ -242,10 +242,10 @@ impl Sandboxes {
             return Ok(());
         }
         let admission = &turn.node.admission;
-        let mut permit = admission.admit_to_host().await;
+        let mut permit = admission.admit_to_host(&turn.id).await;
         if permit.is_err() && turn.node.pool.evict().await {
             // What is pooled may have what this one needs.
-            permit = admission.admit_to_host().await;
+            permit = admission.admit_to_host(&turn.id).await;
         }
         turn.enter_host(permit.map_err(PauseError::NoCapacity)?);
         Ok(())

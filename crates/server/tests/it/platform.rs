@@ -271,6 +271,8 @@ impl TestPlatform {
         };
         settings.builds.directory = Some(directory.path().join("builds"));
         adjust(&mut settings);
+        let node_clock = clock.clone();
+        node.permits.follow(move || node_clock.now_us());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("address");
         let stop = CancellationToken::new();

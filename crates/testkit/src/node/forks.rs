@@ -27,6 +27,7 @@ impl FakeNode {
             if index >= most {
                 return Err(failed.clone());
             }
+            let _begun = self.begin(&child.id)?;
             self.running.lock().insert(child.id.clone());
             self.egress.lock().insert(child.id.clone(), child.egress.clone());
             Ok(StartedSandbox {

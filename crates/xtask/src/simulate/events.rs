@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use std::time::Instant;
+use std::time::Duration;
 
 use model::capacity::{Bounds, PermitRequest, Purpose};
 use model::id::{LayerId, NodeId, SandboxId};
@@ -25,6 +25,12 @@ const RARELY_US: i64 = 30_000_000;
 /// Share of sandboxes that end, and of starts that fail, in per cent.
 const ENDS_PERCENT: u32 = 5;
 const FAILS_PERCENT: u32 = 1;
+
+/// Processor time of this thread: another program that is busy makes no decision slower.
+fn cpu_time() -> Duration {
+    let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(spent).unwrap_or_default()
+}
 
 /// A create request on its way.
 #[derive(Debug)]
@@ -109,7 +115,9 @@ impl Run {
         let mut chance = Chance::new(args.seed);
         let places = u64::try_from(args.creates * args.servers).unwrap_or(u64::MAX) * PLACES_PERCENT / 100;
         // From small hosts to those with sixteen times as much.
-        let weights: Vec<u64> = (0..args.nodes).map(|_| (1 << chance.below(5)) + chance.below(3)).collect();
+        let weights: Vec<u64> = (0..args.nodes)
+            .map(|_| (1 << chance.below(5)) + chance.below(3))
+            .collect();
         let all: u64 = weights.iter().sum();
         let hosts: Vec<FakeHost> = (weights.iter().enumerate())
             .map(|(n, weight)| {
@@ -154,7 +162,9 @@ impl Run {
     /// Runs until every request is answered.
     pub(super) fn to_end(mut self) -> Outcome {
         while self.open > 0 {
-            let Some(Reverse(planned)) = self.planned.pop() else { break };
+            let Some(Reverse(planned)) = self.planned.pop() else {
+                break;
+            };
             self.now_us = planned.at_us;
             self.happen(planned.event);
         }
@@ -253,9 +263,9 @@ impl Run {
         let mut random = [0; 20];
         random[..8].copy_from_slice(&self.next.to_be_bytes());
         let chance = &mut self.chance;
-        let begun = Instant::now();
+        let begun = cpu_time();
         let candidates = self.servers[server].candidates(&need, self.now_us, &mut |end| chance.index(end));
-        self.outcome.decisions.push(begun.elapsed());
+        self.outcome.decisions.push(cpu_time().saturating_sub(begun));
         let create = Create {
             server,
             id: SandboxId::from_random(&random),

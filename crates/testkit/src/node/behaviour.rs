@@ -1,0 +1,32 @@
+//! How the fake node responds to calls.
+
+#[cfg(doc)]
+use super::{FakeNode, OWNER_LIMIT};
+
+/// How the node responds to a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// The call succeeds.
+    Works,
+    /// The call fails.
+    Fails,
+    /// The call fails because the host has no capacity.
+    Full,
+    /// The call fails because the host does not support it.
+    Unsupported,
+    /// The call panics.
+    Panics,
+    /// The call does its work, and panics before it returns.
+    PanicsAfterwards,
+    /// A start reports the end of its sandbox before it returns.
+    ExitsEarly,
+    /// The call waits for [`FakeNode::go`], then succeeds.
+    Waits,
+    /// The call waits for [`FakeNode::go`], then fails.
+    WaitsAndFails,
+    /// The call fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
+    Busy {
+        /// Whether the other sandboxes are of the same owner.
+        is_own: bool,
+    },
+}

@@ -192,7 +192,8 @@ impl Nodes {
         }
         choose(&mut known, CHOICES + OTHERS, random);
         choose(&mut unknown, OTHERS, random);
-        let (first, others) = known.split_at_mut(known.len().min(CHOICES));
+        let chosen = known.len().min(CHOICES);
+        let (first, others) = known.split_at_mut(chosen);
         let mut order = in_order(first, need, first.len(), random);
         for group in [others, &mut unknown] {
             let left = CANDIDATES.saturating_sub(order.len());

@@ -23,10 +23,10 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::begun::Begun;
 use crate::handle::SandboxHandle;
 use crate::pause::checkpoint::Space;
 use crate::pause::kept::remove_disk;
-use crate::permits::Begun;
 use crate::restores::TURN_TIMEOUT;
 use crate::shared::Shared;
 use crate::start::{self, Begin, random_disk};

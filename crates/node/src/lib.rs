@@ -11,6 +11,7 @@
 #![cfg_attr(test, expect(clippy::disallowed_methods, reason = "tests start tasks of their own"))]
 
 mod archive;
+mod begun;
 mod claim;
 mod commit;
 mod condition;
@@ -63,6 +64,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::begun::Begun;
 use crate::counters::{GuardCounters, ThrottleCounters};
 use crate::guard::Guard;
 use crate::handle::SandboxHandle;
@@ -70,7 +72,7 @@ use crate::journal::Journal;
 use crate::log_writer::now_us;
 use crate::memory_locks::MemoryLocks;
 use crate::pause::kept::KeptSandboxes;
-use crate::permits::{Begun, HostPermits};
+use crate::permits::HostPermits;
 use crate::restores::Restores;
 use crate::shared::Shared;
 use crate::start::Begin;

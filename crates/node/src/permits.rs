@@ -6,16 +6,12 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Instant;
 
 use model::capacity::{Bounds, HostCapacity, Permits};
 use model::id::SandboxId;
 use parking_lot::Mutex;
 use protocol::node::{Failure, NoCapacity, NodeError, PermitRequest};
-
-use crate::handle::SandboxHandle;
-use crate::shared::Shared;
 
 /// The sandboxes of a node that have processes.
 type Sandboxes<V> = Mutex<HashMap<SandboxId, V>>;
@@ -80,12 +76,14 @@ impl HostPermits {
         self.permits.lock().give_back(id, number);
     }
 
-    fn begin<V>(&self, sandboxes: &Sandboxes<V>, id: &SandboxId) -> Result<(), NoCapacity> {
+    /// Notes that a start begins, which takes a permit if it has none.
+    pub(crate) fn begin<V>(&self, sandboxes: &Sandboxes<V>, id: &SandboxId) -> Result<(), NoCapacity> {
         let mut permits = self.permits.lock();
         permits.begin(id, self.bounds, self.now_us(), &*sandboxes.lock())
     }
 
-    fn settle<V>(&self, sandboxes: &Sandboxes<V>, id: &SandboxId) {
+    /// Notes that a start is over.
+    pub(crate) fn settle<V>(&self, sandboxes: &Sandboxes<V>, id: &SandboxId) {
         let mut permits = self.permits.lock();
         permits.settle(id, self.now_us(), &*sandboxes.lock());
     }
@@ -96,36 +94,6 @@ impl HostPermits {
 
     fn now_us(&self) -> i64 {
         i64::try_from(self.since.elapsed().as_micros()).unwrap_or(i64::MAX)
-    }
-}
-
-/// A start that has a permit. When this is dropped, the start is over: its sandbox has processes and is one of those of
-/// the node, or there is none.
-#[derive(Debug)]
-pub(crate) struct Begun {
-    shared: Arc<Shared>,
-    id: SandboxId,
-}
-
-impl Begun {
-    /// Begins the start of a sandbox, before anything of it exists.
-    ///
-    /// # Errors
-    /// [`NodeError::Capacity`] when it has no permit, and the host may have no more sandboxes.
-    pub(crate) fn start(shared: &Arc<Shared>, id: &SandboxId) -> Result<Self, NodeError> {
-        let sandboxes: &Sandboxes<Arc<SandboxHandle>> = &shared.sandboxes;
-        let begun = shared.permits.begin(sandboxes, id);
-        begun.map_err(|why| NodeError::Capacity(why.to_string()))?;
-        Ok(Self {
-            shared: Arc::clone(shared),
-            id: id.clone(),
-        })
-    }
-}
-
-impl Drop for Begun {
-    fn drop(&mut self) {
-        self.shared.permits.settle(&self.shared.sandboxes, &self.id);
     }
 }
 
@@ -163,7 +131,6 @@ mod tests {
         })
     }
 
-    #[expect(clippy::unused_async, reason = "what reads is asynchronous")]
     async fn much() -> Result<HostCapacity, NodeError> {
         Ok(HostCapacity {
             memory_available_bytes: 1 << 40,

@@ -1,5 +1,6 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
+mod admission;
 mod behaviour;
 mod forks;
 mod memories;

@@ -18,7 +18,7 @@ use runtime::driver::StartDisk;
 use tokio_util::task::TaskTracker;
 
 use super::frozen;
-use crate::permits::Begun;
+use crate::begun::Begun;
 use crate::restores::TURN_TIMEOUT;
 use crate::shared::Shared;
 use crate::start::{self, Begin};

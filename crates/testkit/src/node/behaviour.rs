@@ -1,8 +1,5 @@
 //! How the fake node responds to calls.
 
-#[cfg(doc)]
-use super::{FakeNode, OWNER_LIMIT};
-
 /// How the node responds to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
@@ -20,11 +17,11 @@ pub enum Behaviour {
     PanicsAfterwards,
     /// A start reports the end of its sandbox before it returns.
     ExitsEarly,
-    /// The call waits for [`FakeNode::go`], then succeeds.
+    /// The call waits for [`super::FakeNode::go`], then succeeds.
     Waits,
-    /// The call waits for [`FakeNode::go`], then fails.
+    /// The call waits for [`super::FakeNode::go`], then fails.
     WaitsAndFails,
-    /// The call fails because others are being restored: [`OWNER_LIMIT`] of the same owner, or as many as the host can.
+    /// The call fails because others are being restored: [`super::OWNER_LIMIT`] of the same owner, or as many as the host can.
     Busy {
         /// Whether the other sandboxes are of the same owner.
         is_own: bool,

@@ -9,7 +9,7 @@ use model::id::{LayerId, NodeId, SandboxId};
 use model::placement::{self, Need, Nodes, Report};
 
 use super::cluster::{Chance, FakeHost, Habit, layer};
-use super::{Args, Outcome};
+use super::outcome::{Args, Outcome};
 
 /// Share of create requests for which the cluster has places, in per cent.
 const PLACES_PERCENT: u64 = 92;

@@ -1,0 +1,52 @@
+//! Admission by the fake node: what it counts, and the starts that have a permit.
+
+use model::capacity::Bounds;
+use model::id::SandboxId;
+use protocol::node::{NoCapacity, NodeError, PermitRequest};
+
+use super::FakeNode;
+
+/// A start that has a permit, until this is dropped.
+pub(super) struct Begun<'a> {
+    node: &'a FakeNode,
+    id: SandboxId,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        let mut permits = self.node.permits.permits.lock();
+        permits.settle(&self.id, self.node.permits.now_us(), &*self.node.running.lock());
+    }
+}
+
+impl FakeNode {
+    /// How many sandboxes count: those that run or are frozen, and permits of others.
+    pub fn counted(&self) -> usize {
+        let mut permits = self.permits.permits.lock();
+        permits.count(self.permits.now_us(), &*self.running.lock())
+    }
+
+    pub(super) fn give_permit(&self, request: &PermitRequest) -> Result<(), NoCapacity> {
+        let now_us = self.permits.now_us();
+        let mut permits = self.permits.permits.lock();
+        if request.reads_again {
+            permits.forget_reading();
+        }
+        permits.take(request, Bounds::default(), now_us, &*self.running.lock())?;
+        if !permits.is_fresh(now_us) {
+            permits.begin_reading();
+            permits.end_reading(now_us, *self.room.lock());
+        }
+        permits.judge(request, Bounds::default())
+    }
+
+    pub(super) fn begin(&self, id: &SandboxId) -> Result<Begun<'_>, NodeError> {
+        let mut permits = self.permits.permits.lock();
+        let begun = permits.begin(id, Bounds::default(), self.permits.now_us(), &*self.running.lock());
+        begun.map_err(|why| NodeError::Capacity(why.to_string()))?;
+        Ok(Begun {
+            node: self,
+            id: id.clone(),
+        })
+    }
+}

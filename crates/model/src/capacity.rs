@@ -81,7 +81,7 @@ impl Bounds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
-    /// Somebody waits for the sandbox. A host that cannot tell what it has left is tried.
+    /// A request waits for the sandbox. A host that cannot tell what it has left is tried.
     Wanted,
     /// Nobody waits for the sandbox, which takes this much memory: it is not admitted unless twice the floors are left.
     Spare {

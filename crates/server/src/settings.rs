@@ -531,7 +531,7 @@ impl CapacitySettings {
     /// Default disk floor, in MiB: the database is on the same disk.
     pub const DISK_FLOOR_MB: u32 = 1024;
 
-    /// The same for a node.
+    /// Bounds of a node with these settings.
     #[must_use]
     pub const fn bounds(self) -> Bounds {
         Bounds {

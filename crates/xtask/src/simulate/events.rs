@@ -46,7 +46,7 @@ struct Create {
 }
 
 #[derive(Debug)]
-enum Event {
+enum Happening {
     /// A client asks a server.
     Asked(usize),
     /// A request for a permit arrives at the node that is tried.
@@ -70,7 +70,7 @@ enum Event {
 struct Planned {
     at_us: i64,
     number: u64,
-    event: Event,
+    event: Happening,
 }
 
 impl PartialEq for Planned {
@@ -154,7 +154,7 @@ impl Run {
             run.plan_report(n);
         }
         for server in 0..run.servers.len() {
-            run.plan_in(run.pause_us, Event::Asked(server));
+            run.plan_in(run.pause_us, Happening::Asked(server));
         }
         run
     }
@@ -173,7 +173,7 @@ impl Run {
         self.outcome
     }
 
-    fn plan_in(&mut self, us: i64, event: Event) {
+    fn plan_in(&mut self, us: i64, event: Happening) {
         self.next += 1;
         self.planned.push(Reverse(Planned {
             at_us: self.now_us + us,
@@ -182,7 +182,7 @@ impl Run {
         }));
     }
 
-    fn plan_after(&mut self, (from_us, to_us): (i64, i64), event: Event) {
+    fn plan_after(&mut self, (from_us, to_us): (i64, i64), event: Happening) {
         let us = self.chance.between(from_us, to_us);
         self.plan_in(us, event);
     }
@@ -193,13 +193,13 @@ impl Run {
             Habit::Rarely => RARELY_US,
             Habit::Once => return,
         };
-        self.plan_after((every_us / 2, every_us * 3 / 2), Event::Reports(n));
+        self.plan_after((every_us / 2, every_us * 3 / 2), Happening::Reports(n));
     }
 
-    fn happen(&mut self, event: Event) {
+    fn happen(&mut self, event: Happening) {
         match event {
-            Event::Asked(server) => self.ask(server),
-            Event::Arrives(create) => {
+            Happening::Asked(server) => self.ask(server),
+            Happening::Arrives(create) => {
                 let n = self.target(&create);
                 let request = PermitRequest {
                     id: create.id.clone(),
@@ -209,41 +209,41 @@ impl Run {
                     reads_again: false,
                 };
                 let is_given = self.hosts[n].permit(&request, self.now_us).is_ok();
-                self.plan_after(WAY_US, Event::Answered(create, is_given));
+                self.plan_after(WAY_US, Happening::Answered(create, is_given));
             }
-            Event::Answered(create, true) => self.plan_after(WAY_US, Event::Starts(create)),
-            Event::Answered(create, false) => {
+            Happening::Answered(create, true) => self.plan_after(WAY_US, Happening::Starts(create)),
+            Happening::Answered(create, false) => {
                 let node = create.candidates[create.tries - 1].clone();
                 self.servers[create.server].finish(&node, placement::Outcome::Refused, self.now_us);
                 self.send(create);
             }
-            Event::Starts(create) => {
+            Happening::Starts(create) => {
                 let n = self.target(&create);
                 // It has a permit, so it is never refused.
                 let begun = self.hosts[n].begin(&create.id, self.now_us);
                 assert_eq!(begun, Ok(()), "a start that has a permit");
-                self.plan_after(START_US, Event::Started(create));
+                self.plan_after(START_US, Happening::Started(create));
             }
-            Event::Started(create) => self.start(*create),
-            Event::Settled(server, node, id, is_placed) => self.settle(server, &node, id, is_placed),
-            Event::GivenBack(node, id) => {
+            Happening::Started(create) => self.start(*create),
+            Happening::Settled(server, node, id, is_placed) => self.settle(server, &node, id, is_placed),
+            Happening::GivenBack(node, id) => {
                 if let Some(n) = self.numbers.get(&node) {
                     self.hosts[*n].give_back(&id, 1);
                 }
             }
-            Event::Ends(n, id) => {
+            Happening::Ends(n, id) => {
                 self.hosts[n].end(&id);
                 self.outcome.ended += 1;
             }
-            Event::Reports(n) => {
+            Happening::Reports(n) => {
                 let report = self.hosts[n].report(self.now_us);
                 for server in 0..self.servers.len() {
-                    let event = Event::Reported(server, self.hosts[n].id.clone(), Box::new(report.clone()));
+                    let event = Happening::Reported(server, self.hosts[n].id.clone(), Box::new(report.clone()));
                     self.plan_after(WAY_US, event);
                 }
                 self.plan_report(n);
             }
-            Event::Reported(server, node, report) => self.servers[server].report(&node, *report, self.now_us),
+            Happening::Reported(server, node, report) => self.servers[server].report(&node, *report, self.now_us),
         }
     }
 
@@ -251,7 +251,7 @@ impl Run {
     fn ask(&mut self, server: usize) {
         self.left[server] -= 1;
         if self.left[server] > 0 {
-            self.plan_after((self.pause_us / 2, self.pause_us * 3 / 2), Event::Asked(server));
+            self.plan_after((self.pause_us / 2, self.pause_us * 3 / 2), Happening::Asked(server));
         }
         let first = u8::try_from(self.chance.below(256)).unwrap_or(0);
         let layers: [LayerId; 3] = std::array::from_fn(|n| layer(first.wrapping_add(u8::try_from(n).unwrap_or(0))));
@@ -293,7 +293,7 @@ impl Run {
         };
         self.servers[create.server].begin(node);
         create.tries += 1;
-        self.plan_after(WAY_US, Event::Arrives(create));
+        self.plan_after(WAY_US, Happening::Arrives(create));
     }
 
     fn start(&mut self, create: Create) {
@@ -302,10 +302,13 @@ impl Run {
         self.hosts[n].settle(&create.id, memory_bytes, self.now_us);
         self.outcome.tries[create.tries] += 1;
         if create.ends && !create.fails {
-            self.plan_after(LIFE_US, Event::Ends(n, create.id.clone()));
+            self.plan_after(LIFE_US, Happening::Ends(n, create.id.clone()));
         }
         let node = self.hosts[n].id.clone();
-        self.plan_after(WAY_US, Event::Settled(create.server, node, create.id, !create.fails));
+        self.plan_after(
+            WAY_US,
+            Happening::Settled(create.server, node, create.id, !create.fails),
+        );
     }
 
     fn settle(&mut self, server: usize, node: &NodeId, id: SandboxId, is_placed: bool) {
@@ -316,7 +319,7 @@ impl Run {
         } else {
             self.outcome.failed += 1;
             self.servers[server].finish(node, placement::Outcome::Failed, self.now_us);
-            self.plan_after(WAY_US, Event::GivenBack(node.clone(), id));
+            self.plan_after(WAY_US, Happening::GivenBack(node.clone(), id));
         }
     }
 

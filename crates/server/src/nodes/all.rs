@@ -15,9 +15,9 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressConnections, EgressCounters,
-    ForkSandbox, FrozenSandbox, HostCapacity, LayerInfo, LayerStream, MemoryInfo, NodeApi, NodeError, NodeEvents,
-    NodeFuture, PauseSandbox, PausedSandbox, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox,
-    StartedSandbox, Wanted,
+    ForkSandbox, FrozenSandbox, HostCapacity, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeError,
+    NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample,
+    SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use tokio_util::sync::CancellationToken;
@@ -184,6 +184,17 @@ impl AllNodes {
 }
 
 impl NodeApi for AllNodes {
+    /// Whoever places a sandbox has chosen a node, and asks that.
+    fn permit(&self, request: PermitRequest) -> NodeFuture<'_, Result<Result<(), NoCapacity>, NodeError>> {
+        Box::pin(async move { Err(of_one_node(&format!("the permit of {}", request.id))) })
+    }
+
+    fn give_back(&self, id: &SandboxId, number: u64) {
+        if let Ok(node) = self.of(id) {
+            node.handle.give_back(id, number);
+        }
+    }
+
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
         Box::pin(self.start_somewhere(request))
     }

@@ -18,15 +18,23 @@ fn tool(name: &str) -> Command {
     command(Path::new(name))
 }
 
+/// A shell script of the place.
+fn program(place: &TestDir, name: &str, text: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+    let program = place.file(name, text);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program
+}
+
+/// A stand-in for the binary. Its completions and manual pages are the real ones.
+fn stand_in(place: &TestDir) -> PathBuf {
+    let text = concat!("#!/bin/sh\nexec '", env!("CARGO_BIN_EXE_ringfence"), "' \"$@\"\n");
+    program(place, "stand-in", text)
+}
+
 /// Packages a stand-in into a directory of the place; answers the tarball and the Debian package.
 fn release(place: &TestDir, into: &str) -> (PathBuf, PathBuf) {
-    use std::os::unix::fs::PermissionsExt as _;
-    // Completions and manual pages are the real ones.
-    let stand_in = place.file(
-        "stand-in",
-        concat!("#!/bin/sh\nexec '", env!("CARGO_BIN_EXE_ringfence"), "' \"$@\"\n"),
-    );
-    fs::set_permissions(&stand_in, fs::Permissions::from_mode(0o755)).unwrap();
+    let stand_in = stand_in(place);
     let out = place.temp.path().join(into);
     let mut script = command(&root().join("scripts/release.sh"));
     Ran::of(
@@ -54,6 +62,69 @@ fn release(place: &TestDir, into: &str) -> (PathBuf, PathBuf) {
         "without a key"
     );
     (tarball, package)
+}
+
+#[test]
+fn files_of_two_architectures_are_in_one_list() {
+    let place = TestDir::new();
+    let stand_in = stand_in(&place);
+    // What emulates an arm64 machine, which the stand-in is not for.
+    program(&place, "qemu-aarch64-static", "#!/bin/sh\nexec \"$@\"\n");
+    let path = format!("{}:{}", place.temp.path().display(), std::env::var("PATH").unwrap());
+    let out = place.temp.path().join("both");
+    let names = || {
+        let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
+        let mut names: Vec<String> = sums
+            .lines()
+            .filter_map(|line| Some(line.split_once("  ")?.1.split_once("linux-")?.1.to_owned()))
+            .collect();
+        names.sort();
+        (sums.lines().count(), names)
+    };
+    // The second time, those of the other architecture are there; and what was changed meanwhile is not listed again.
+    for (arch, want) in [
+        ("arm64", (2, vec!["arm64.tar.gz"])),
+        ("amd64", (4, vec!["amd64.tar.gz", "arm64.tar.gz"])),
+        ("arm64", (4, vec!["amd64.tar.gz", "arm64.tar.gz"])),
+    ] {
+        let mut script = command(&root().join("scripts/release.sh"));
+        let words = ["--arch", arch, "--without", "rpm,image,sbom", "--fast"];
+        let ran = script
+            .args(words)
+            .arg(&out)
+            .env("RINGFENCE_BIN", &stand_in)
+            .env("PATH", &path);
+        Ran::of(ran).expect(0);
+        let (count, listed) = names();
+        assert_eq!((count, listed.iter().map(String::as_str).collect()), want);
+    }
+    let package = |end: &str| {
+        let mut entries = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path());
+        entries.find(|path| path.to_str().unwrap().ends_with(end)).unwrap()
+    };
+    let told = Ran::of(
+        tool("dpkg-deb")
+            .arg("-f")
+            .arg(package("_arm64.deb"))
+            .arg("Architecture"),
+    )
+    .expect(0);
+    assert_eq!(told.stdout.trim(), "arm64");
+    fs::write(package("amd64.tar.gz"), "another").unwrap();
+    let mut script = command(&root().join("scripts/release.sh"));
+    let words = ["--arch", "arm64", "--without", "rpm,image,sbom", "--fast"];
+    Ran::of(
+        script
+            .args(words)
+            .arg(&out)
+            .env("RINGFENCE_BIN", &stand_in)
+            .env("PATH", &path),
+    )
+    .expect(0);
+    assert_eq!(names(), (2, vec!["arm64.tar.gz".to_owned()]));
+    let mut script = command(&root().join("scripts/release.sh"));
+    let refused = Ran::of(script.args(["--arch", "riscv64"]).arg(&out)).expect(2);
+    assert!(refused.stderr.contains("amd64 or arm64"), "{}", refused.stderr);
 }
 
 /// Every package that is built in is in the bill of materials, with its licence and hash.

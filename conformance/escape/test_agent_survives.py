@@ -59,6 +59,6 @@ def test_priorities_of_all_of_a_users_processes_stay(sandbox: Sandbox) -> None:
 
 
 def test_what_the_workload_starts_is_killed_before_what_starts_it(sandbox: Sandbox) -> None:
-    script = "until grep -qx 100 /proc/$$/oom_score_adj; do :; done; cat /proc/self/oom_score_adj"
+    script = "until grep -qx 500 /proc/$$/oom_score_adj; do :; done; cat /proc/self/oom_score_adj"
     for user in ("root", "user"):
-        assert sandbox.commands.run(script, user=user, timeout=20).stdout == "100\n"
+        assert sandbox.commands.run(script, user=user, timeout=20).stdout == "500\n"

@@ -20,9 +20,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags};
 
-use crate::sys::{
-    ChildStack, CloneError, IGNORED, Stage, adopt_fd, ignore_signals, keep_heap_small, map_program_by_small_pages,
-};
+use crate::sys::{ChildStack, CloneError, IGNORED, Stage, adopt_fd, ignore_signals, keep_heap_small};
 use request::{Outcome, Request};
 
 /// The signals that it ignores, a bit for each number.
@@ -44,7 +42,6 @@ const IGNORED_BITS: u32 = {
 /// The host made that connection, before this process was in the sandbox: the agent takes none from inside. Its parent
 /// is pid 1, and so is that of all it starts.
 pub fn run() -> ExitCode {
-    map_program_by_small_pages();
     keep_heap_small();
     ignore_signals();
     // Root inside the sandbox may not trace us and so neither borrow our descriptors.

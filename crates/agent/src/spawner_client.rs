@@ -34,6 +34,10 @@ const CONNECTS: Duration = Duration::from_millis(50);
 /// How long a request waits for a spawner when there is none. The host makes a new one in 20 to 600 ms, and takes longer
 /// when all its cores are busy.
 const REPLACEMENT: Duration = Duration::from_secs(5);
+/// `oom_score_adj` of what is started: half of the memory limit. The program of the agent and of the spawner counts as memory of
+/// each, some thirty megabytes where it is mapped by huge pages, and in the smallest sandboxes what clients start should still
+/// be killed before.
+const KILLED_FIRST: &str = "500";
 
 /// Why a process was not started.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +175,7 @@ impl SpawnerClient {
                 Reply::Outcome(Outcome::Started(pid)) => {
                     // Of two processes the kernel should kill the user's, not the spawner. Nothing of ours is reaped
                     // before this task yields, so the pid is still that process's. It may be forbidden; then it is not.
-                    let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), "100");
+                    let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), KILLED_FIRST);
                     return Ok(pid);
                 }
                 Reply::Outcome(Outcome::Failed(failure, errno)) => return Err(SpawnError::Refused { failure, errno }),

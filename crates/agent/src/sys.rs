@@ -25,27 +25,6 @@ pub(crate) fn keep_heap_small() {
     }
 }
 
-/// Has the program of this process be mapped by small pages. Huge pages that it is mapped by count as its memory for the OOM
-/// killer, although they are everybody's, and a process that may be killed should not be the largest of a small sandbox.
-pub(crate) fn map_program_by_small_pages() {
-    unsafe extern "C" {
-        /// The first byte of the program, defined by the linker.
-        static __executable_start: u8;
-        /// The byte after its code, defined by the linker.
-        static etext: u8;
-    }
-    // SAFETY: only the addresses are used. Between them are constants and code, which nothing writes, in private mappings of
-    // the file: what is dropped of them is mapped again when it is used. Gaps between them are skipped.
-    unsafe {
-        let page = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).unwrap_or(4096);
-        let start = &raw const __executable_start;
-        let length = (&raw const etext).addr().saturating_sub(start.addr()) / page * page;
-        let start = start.cast_mut().cast();
-        libc::madvise(start, length, libc::MADV_NOHUGEPAGE);
-        libc::madvise(start, length, libc::MADV_DONTNEED);
-    }
-}
-
 /// The signals that [`ignore_signals`] ignores.
 pub(crate) const IGNORED: [c_int; 7] = [
     libc::SIGHUP,

@@ -57,11 +57,6 @@ const IDLE: rustix::time::Timespec = rustix::time::Timespec {
     tv_nsec: 3_000_000,
 };
 
-/// Value of `oom_score_adj` that exempts a process from the OOM killer.
-const NEVER_KILLED: &str = "-1000";
-/// The file of that value.
-const OOM_SCORE: &str = "/proc/self/oom_score_adj";
-
 /// Runs a launcher on the socket that is its standard input, until the platform closes it.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -142,8 +137,6 @@ struct Launcher {
     /// The cgroups that sandboxes see.
     groups: Vec<Shown>,
     views: Views,
-    /// Whether it may exempt agents from the OOM killer.
-    spares: bool,
 }
 
 impl Launcher {
@@ -175,7 +168,6 @@ impl Launcher {
             figures: hello.tree.is_limited() && crate::figures::are_possible(Path::new(HOST_DEV)),
             groups,
             views: Views::default(),
-            spares: may_spare(),
         })
     }
 
@@ -249,21 +241,12 @@ impl Launcher {
 /// A service manager may have protected the platform from the OOM killer. Sandboxes must not inherit that, nor be able
 /// to restore it.
 fn reset_oom_score() -> io::Result<()> {
-    if std::fs::read_to_string(OOM_SCORE)?.starts_with('-') {
-        write_at(CWD, OOM_SCORE, "0")
+    const FILE: &str = "/proc/self/oom_score_adj";
+    if std::fs::read_to_string(FILE)?.starts_with('-') {
+        write_at(CWD, FILE, "0")
     } else {
         Ok(())
     }
-}
-
-/// Whether this process may exempt others from the OOM killer, tried on itself for a moment. What it has before is kept.
-fn may_spare() -> bool {
-    let tried = || {
-        let before = std::fs::read_to_string(OOM_SCORE)?;
-        write_at(CWD, OOM_SCORE, NEVER_KILLED)?;
-        write_at(CWD, OOM_SCORE, before.trim())
-    };
-    tried().is_ok()
 }
 
 /// Determines, in a temporary network namespace, which kind of interface the kernel has.

@@ -53,8 +53,6 @@ pub(crate) struct Parameters<'a> {
     pub(crate) groups: &'a [Shown],
     /// How many files its processes may have open, unless they ask for more.
     pub(crate) open_files: u32,
-    /// Whether the OOM killer spares the agent.
-    pub(crate) is_spared: bool,
     /// Its start time.
     pub(crate) began: Clocks,
 }
@@ -114,10 +112,6 @@ pub(crate) fn become_agent(
     build_tree(socket, parameters, made)?;
     check_overlays(parameters.overlays.len())?;
     wire::send(socket, READY, &[]).step("report")?;
-    if !parameters.is_spared {
-        // Huge pages of the program would count as its memory, and it should be the last to be killed.
-        sys::prctl(libc::PR_SET_THP_DISABLE, 1).step("disable huge pages")?;
-    }
     let mut placed = vec![(boot, BOOT_FD), (spawner, SPAWNER_FD)];
     placed.extend(kernel.map(|kernel| (kernel, FIGURES_FD)));
     become_program(&placed, &[c"ringfence", c"agent"], parameters.open_files)

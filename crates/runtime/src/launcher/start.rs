@@ -41,6 +41,9 @@ use crate::slot::Name;
 use crate::sys::{self, Cloned};
 use crate::wire::{self, Reply};
 
+/// Value of `oom_score_adj` that exempts a process from the OOM killer.
+const NEVER_KILLED: &str = "-1000";
+
 impl Launcher {
     /// Starts a sandbox, whose disk exists or is created.
     ///
@@ -75,7 +78,6 @@ impl Launcher {
             processors: &processors,
             groups: &self.groups,
             open_files: self.settings.open_files,
-            is_spared: self.spares,
             began: Clocks::now(),
         };
         let group = agent_groups.birth.as_ref().map(AsFd::as_fd);
@@ -92,7 +94,7 @@ impl Launcher {
         let of_child = |file: &str| format!("/proc/{pid}/{file}");
         // When the sandbox runs out of memory, its agent is killed last. Where this process may not set that, the
         // workload's processes are killed first as long as they keep their own score.
-        let _ = write_at(CWD, &of_child("oom_score_adj"), super::NEVER_KILLED);
+        let _ = write_at(CWD, &of_child("oom_score_adj"), NEVER_KILLED);
         map_ids(pid, base_id)?;
         let namespace = |kind: &str| {
             rustix::fs::open(

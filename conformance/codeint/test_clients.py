@@ -13,10 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 from e2b_code_interpreter import Sandbox
 
 from harness.code_interpreter import RECIPE
 from harness.patience import within
+from harness.platform import Platform
 
 HERE = Path(__file__).parent
 
@@ -72,6 +74,16 @@ def test_an_older_client_of_python(template: str) -> None:
     patience = found.pop("patience")
     assert found == WANT
     assert 2 <= patience < within(8), patience
+
+
+def test_no_layer_has_what_another_has(platform: Platform, template: str, box: Sandbox) -> None:
+    """Changing the owner or the mode of a file in a later step would store it twice."""
+    with httpx.Client(base_url=platform.url, headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]}) as api:
+        (found,) = [one for one in api.get("/templates").json() if template in one["aliases"]]
+        layers = api.get(f"/templates/{found['templateID']}/builds/{found['buildID']}/layers").json()["layers"]
+    # What was copied for the build is there as well.
+    seen = box.commands.run("du -s --block-size=1 /opt | cut -f 1", user="root", timeout=60).stdout
+    assert sum(layer["sizeBytes"] for layer in layers) < 1.2 * int(seen), layers
 
 
 def test_the_units_of_the_server(box: Sandbox) -> None:

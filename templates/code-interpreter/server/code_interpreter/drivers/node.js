@@ -36,6 +36,8 @@ let interrupt = () => {};
 process.on("SIGINT", () => interrupt());
 process.on("uncaughtException", (error) => process.stderr.write(`Uncaught ${util.inspect(error)}\n`));
 process.on("unhandledRejection", (error) => process.stderr.write(`Unhandled rejection: ${util.inspect(error)}\n`));
+// A cell that ends this process would wait for ever: Node waits for reads that have begun, and that of the next request has.
+process.on("exit", () => process.kill(process.pid, "SIGKILL"));
 
 /** The names of an import as a pattern of an assignment. */
 function pattern(clause) {

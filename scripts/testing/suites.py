@@ -309,7 +309,7 @@ ALL: tuple[Suite, ...] = (
         "gateway",
         # Over HTTPS, because the client gives no other address of the gateway.
         ("--tls", "--criu", "gateway"),
-        seconds=60,
+        seconds=75,
         names=True,
         python="python-gateway",
         environment=CRIU | {"RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
@@ -320,7 +320,7 @@ ALL: tuple[Suite, ...] = (
         "agents",
         "agents",
         ("--criu", "agents"),
-        seconds=45,
+        seconds=65,
         environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages}", "RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
         packages=("git",),
     ),

@@ -78,6 +78,9 @@ RULES = (
     Rule("crates/formats/*", ("formats", "agent", "image"), (python("template_builds", seconds=25),)),
     Rule("crates/registry/*", ("registry", "image", "cli"), (python("template_registry"), fence("images"))),
     Rule("crates/dockerfile/*", ("dockerfile",), (python("dockerfiles", seconds=30),)),
+    Rule("crates/recipes/*", ("recipes", "cli"), (Run("agents", ("agents/test_agents.py",), 65),)),
+    # They are part of the program.
+    Rule("templates/*", ("recipes",)),
     Rule("crates/blobs/*", ("blobs",), (Run("blobs", ("blobs",), 40),)),
     Rule("crates/docs/*", ("docs",), (Run("mcp", ("mcp",), 20),)),
     Rule("crates/cli/*", ("cli",), (python("operator", "operator_sandboxes", "operator_inside", "top", seconds=90), SMOKE)),

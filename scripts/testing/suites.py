@@ -86,7 +86,9 @@ BESIDE = ("-m", "not alone")
 ALONE = ("-m", "alone")
 # Files that run in the long form alone: systems and images are fetched from mirrors, for minutes; and an older desktop client, which
 # runs the same commands in a sandbox as the newer one.
-LONG_ONLY = frozenset({"install/test_install.py", "install/test_systemd.py", "desktop/test_older.py", "codeint/test_debian.py"})
+LONG_ONLY = frozenset(
+    {"install/test_install.py", "install/test_systemd.py", "desktop/test_older.py", "desktop/test_chromium.py", "codeint/test_debian.py"}
+)
 CONFORMANCE = Path(__file__).resolve().parents[2] / "conformance"
 
 

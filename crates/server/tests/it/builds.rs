@@ -314,7 +314,7 @@ async fn a_dockerfile_is_refused_with_its_line() {
     }
 }
 
-pub(crate) async fn until_final(platform: &TestPlatform, template: &str, build: &str) -> Value {
+async fn until_final(platform: &TestPlatform, template: &str, build: &str) -> Value {
     let path = format!("/templates/{template}/builds/{build}/status");
     within(async {
         loop {

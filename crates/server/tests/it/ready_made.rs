@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::builds::{request, until_final};
+use super::builds::request;
 use super::platform::{OTHER_KEY, TestPlatform};
 
 #[tokio::test]
@@ -16,13 +16,11 @@ async fn what_comes_with_the_program_is_built_without_an_upload() {
     assert!(arguments.contains(&json!({"name": "AGENTS", "default": "claude codex gemini"})));
     for name in names {
         let (template, build) = request(&platform, &json!({"name": name}).to_string()).await;
-        // An image that is not there, so that the build gets no further than that.
+        // What becomes of it does not matter here.
         let body = json!({"fromReadyMade": {"name": name, "buildArgs": {"BASE": "registry.invalid/none"}}}).to_string();
         let path = format!("/v2/templates/{template}/builds/{build}");
         platform.call_as(Some(OTHER_KEY), "POST", &path, &body).await.error(404);
         assert_eq!(platform.call("POST", &path, &body).await.status, 202);
-        let status = until_final(&platform, &template, &build).await;
-        assert_eq!(status["status"], "error", "{status}");
         // What it copies is there, as if it had been uploaded.
         for archive in recipes::named(name)
             .expect("a recipe")

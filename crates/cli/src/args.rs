@@ -222,7 +222,7 @@ pub(crate) struct OfTeam {
     pub(crate) format: Format,
 }
 
-/// Whose a key is.
+/// The owner and the name of a new key.
 #[derive(Debug, Args)]
 pub(crate) struct KeyArgs {
     /// Team of the key

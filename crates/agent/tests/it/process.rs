@@ -143,14 +143,14 @@ async fn the_environment_and_the_user() {
         assert_eq!(lines, [expect.as_slice(), &[path, "USER=user"]].concat());
 
         // The agent marks a process right after it started.
-        let script = "until grep -qx 100 /proc/$$/oom_score_adj; do :; done; \
+        let script = "until grep -qx 500 /proc/$$/oom_score_adj; do :; done; \
                       id -u; id -g; id -G; pwd; umask; cat /proc/self/oom_score_adj; \
                       grep -E '^(SigIgn|SigBlk)' /proc/self/status; ls /proc/self/fd | wc -l";
         let rest = run(&mut client, codec, &shell(script)).await;
         let none = "0000000000000000";
         // `ls` has its directory open besides stdin, stdout and stderr.
         let expect = format!(
-            "1000\n1000\n1000 2000\n{}\n0022\n100\nSigBlk:\t{none}\nSigIgn:\t{none}\n4\n",
+            "1000\n1000\n1000 2000\n{}\n0022\n500\nSigBlk:\t{none}\nSigIgn:\t{none}\n4\n",
             home.display()
         );
         assert_eq!(rest.out(), expect);

@@ -49,7 +49,7 @@ pub struct Connected {
 
 /// A node with a session.
 #[derive(Debug)]
-struct Place {
+struct SessionOf {
     session: Session,
     connected: Option<Connected>,
 }
@@ -58,7 +58,7 @@ struct Place {
 struct State {
     /// Where sessions that begin are announced; none before [`Hub::open`].
     announced: Option<mpsc::UnboundedSender<Session>>,
-    places: HashMap<NodeId, Place>,
+    places: HashMap<NodeId, SessionOf>,
 }
 
 /// The nodes of a server, and the sessions in which they are used.
@@ -102,7 +102,7 @@ impl Hub {
     pub fn end(&self, session: &Session) {
         session.over.cancel();
         let mut state = self.state.lock();
-        let is_current = |place: &Place| place.session.id == session.id;
+        let is_current = |place: &SessionOf| place.session.id == session.id;
         if state.places.get(&session.member).is_some_and(is_current)
             && let Some(place) = state.places.remove(&session.member)
             && let Some(connected) = place.connected
@@ -153,7 +153,7 @@ impl Hub {
         if announced.send(session.clone()).is_err() {
             return Err(Refusal::passing("the server is being stopped"));
         }
-        let place = Place {
+        let place = SessionOf {
             session: session.clone(),
             connected: Some(connected),
         };

@@ -113,7 +113,7 @@ impl AdmissionControl {
         }
     }
 
-    /// That of another node, with the same quotas.
+    /// Admission of another node, with the same quotas.
     pub(crate) fn on(&self, node: NodeHandle) -> Self {
         Self {
             store: self.store.clone(),

@@ -116,7 +116,7 @@ impl StoredLayers {
         }
     }
 
-    /// The same blob store, for another node. Teams take turns over all nodes.
+    /// Makes layers of the same blob store available to another node. Teams take turns over all nodes.
     pub(crate) fn on(&self, node: Arc<dyn NodeApi>) -> Self {
         Self {
             store: self.store.clone(),

@@ -55,7 +55,7 @@ pub(crate) struct ServedNode {
     pub(crate) writes_processes: bool,
     /// What it is known to have.
     pub(crate) holdings: Mutex<Holdings>,
-    /// It has something new.
+    /// Notified when the node has something new.
     pub(crate) changed: Notify,
     /// Cancelled when the session is over.
     pub(crate) over: CancellationToken,

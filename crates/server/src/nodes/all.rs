@@ -329,7 +329,7 @@ impl NodeApi for AllNodes {
         Box::pin(async move { Ok(self.samples_of_all().await) })
     }
 
-    /// That of the node that has the most memory left.
+    /// Capacity of the node that has the most memory left.
     fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
         Box::pin(async move {
             let all = self.figures(|node| Box::pin(async move { node.handle.capacity().await }));

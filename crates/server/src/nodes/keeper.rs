@@ -43,9 +43,9 @@ pub(crate) struct NodeKeeper {
     pub(crate) store: Store,
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) sandboxes: Arc<Sandboxes>,
-    /// That of all nodes.
+    /// Admission to all nodes.
     pub(crate) admission: Arc<AdmissionControl>,
-    /// That of all nodes.
+    /// All nodes as one.
     pub(crate) handle: NodeHandle,
     pub(crate) pool: PoolSettings,
     pub(crate) tokens: TokenSeed,

@@ -11,10 +11,14 @@ use std::sync::Arc;
 use model::id::NodeId;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio_util::sync::CancellationToken;
 
 use crate::hello::{Capabilities, Hello, Refusal};
 use crate::remote::RemoteNode;
+
+/// Sessions that have begun and that nobody has taken yet; a node beyond these tries again.
+const BEGUN: usize = 64;
 
 /// A session of a node.
 #[derive(Debug, Clone)]
@@ -49,7 +53,7 @@ pub struct Connected {
 
 /// A node with a session.
 #[derive(Debug)]
-struct SessionOf {
+struct NodeSession {
     session: Session,
     connected: Option<Connected>,
 }
@@ -57,8 +61,8 @@ struct SessionOf {
 #[derive(Debug, Default)]
 struct State {
     /// Where sessions that begin are announced; none before [`Hub::open`].
-    announced: Option<mpsc::UnboundedSender<Session>>,
-    places: HashMap<NodeId, SessionOf>,
+    announced: Option<mpsc::Sender<Session>>,
+    places: HashMap<NodeId, NodeSession>,
 }
 
 /// The nodes of a server, and the sessions in which they are used.
@@ -69,8 +73,8 @@ pub struct Hub {
 
 impl Hub {
     /// Admits nodes from now on. The result has each session that begins; whoever takes one calls [`Hub::end`].
-    pub fn open(&self) -> mpsc::UnboundedReceiver<Session> {
-        let (announced, sessions) = mpsc::unbounded_channel();
+    pub fn open(&self) -> mpsc::Receiver<Session> {
+        let (announced, sessions) = mpsc::channel(BEGUN);
         self.state.lock().announced = Some(announced);
         sessions
     }
@@ -102,7 +106,7 @@ impl Hub {
     pub fn end(&self, session: &Session) {
         session.over.cancel();
         let mut state = self.state.lock();
-        let is_current = |place: &SessionOf| place.session.id == session.id;
+        let is_current = |place: &NodeSession| place.session.id == session.id;
         if state.places.get(&session.member).is_some_and(is_current)
             && let Some(place) = state.places.remove(&session.member)
             && let Some(connected) = place.connected
@@ -150,10 +154,14 @@ impl Hub {
             node: Arc::new(RemoteNode::new(over.clone())),
             over,
         };
-        if announced.send(session.clone()).is_err() {
-            return Err(Refusal::passing("the server is being stopped"));
+        match announced.try_send(session.clone()) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                return Err(Refusal::passing("the server begins the sessions of other nodes"));
+            }
+            Err(TrySendError::Closed(_)) => return Err(Refusal::passing("the server is being stopped")),
         }
-        let place = SessionOf {
+        let place = NodeSession {
             session: session.clone(),
             connected: Some(connected),
         };

@@ -59,10 +59,13 @@ pub fn check_repository(path: &str) -> Result<()> {
             && component.ends_with(is_alphanumeric)
             && separators.into_iter().all(is_separator)
     };
-    ensure!(path.len() <= REPOSITORY_MAX, "longer than {REPOSITORY_MAX} characters");
+    ensure!(
+        path.len() <= REPOSITORY_MAX,
+        "invalid repository: longer than {REPOSITORY_MAX} characters"
+    );
     ensure!(
         path.split('/').all(is_component),
-        "expected lower-case letters, digits and separators, such as owner/name:tag"
+        "invalid repository: expected lower-case letters, digits and separators, such as owner/name:tag"
     );
     Ok(())
 }

@@ -188,11 +188,11 @@ impl Layers {
         let mut used = BTreeSet::new();
         for entry in fs::read_dir(&self.disks)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == RECORD) {
-                if let Some(text) = if_there(fs::read(&path))? {
-                    let rootfs: Rootfs = serde_json::from_slice(&text)?;
-                    used.extend(rootfs.stored().map(|(layer, _)| layer.clone()));
-                }
+            if path.extension().is_some_and(|extension| extension == RECORD)
+                && let Some(text) = if_there(fs::read(&path))?
+            {
+                let rootfs: Rootfs = serde_json::from_slice(&text)?;
+                used.extend(rootfs.stored().map(|(layer, _)| layer.clone()));
             }
         }
         Ok(used)

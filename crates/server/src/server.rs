@@ -119,7 +119,7 @@ impl Server {
         settings: ServerSettings,
         stop: CancellationToken,
     ) -> Result<Self, StartError> {
-        let (server, background) = Self::prepare(listener, lease, settings, stop)?;
+        let (server, background) = Self::prepare(listener, lease, settings, &stop)?;
         let keeper = Arc::clone(&server.keeper);
         let rows = server.lease.rows().clone();
         let served = keeper.session(rows, node, true, CancellationToken::new(), &TaskTracker::new());
@@ -157,7 +157,7 @@ impl Server {
         settings: ServerSettings,
         stop: CancellationToken,
     ) -> Result<(Self, NodeSessions), StartError> {
-        let (server, background) = Self::prepare(listener, lease, settings, stop)?;
+        let (server, background) = Self::prepare(listener, lease, settings, &stop)?;
         let routes = operator::router(server.operator.clone());
         server.serve_routes(
             socket,
@@ -185,7 +185,7 @@ impl Server {
         listener: TcpListener,
         lease: NodeLease,
         settings: ServerSettings,
-        stop: CancellationToken,
+        stop: &CancellationToken,
     ) -> Result<(Self, Background), StartError> {
         // The caller's token is not cancelled when the start fails.
         let (server, background) = Self::assemble(lease, settings, stop.child_token());

@@ -11,7 +11,7 @@ use model::id::NodeId;
 use parking_lot::Mutex;
 use testkit::node::FakeNode;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -61,7 +61,7 @@ pub(crate) struct TestServer {
     pub(crate) authority: Arc<Authority>,
     pub(crate) known: Arc<Known>,
     pub(crate) hub: Arc<Hub>,
-    begun: Mutex<UnboundedReceiver<Session>>,
+    begun: Mutex<Receiver<Session>>,
     session: Mutex<Option<Session>>,
     pub(crate) socket: SocketAddr,
     pub(crate) address: Address,

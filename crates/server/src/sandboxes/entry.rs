@@ -305,11 +305,9 @@ impl SandboxEntry {
     }
 
     /// Begins to end it, without a turn: there is no traffic to it from now on. Returns what becomes of the caller:
-    /// [`Arrival::Cancel`] if it is the one that ends it, and [`Arrival::Wait`] if it is that because an attempt has failed. And
-    /// the state before.
-    pub(crate) fn begin_stop(&self) -> (Arrival, State) {
+    /// [`Arrival::Cancel`] if it is the one that ends it, and [`Arrival::Wait`] if it is that because an attempt has failed.
+    pub(crate) fn begin_stop(&self) -> Arrival {
         self.change(|current| {
-            let before = current.state;
             let is_retry = current.stopped == Some(StopOutcome::Failed);
             let arrival = current.state.arrival(Command::Stop { is_retry });
             if matches!(arrival, Arrival::Cancel | Arrival::Wait) {
@@ -317,7 +315,7 @@ impl SandboxEntry {
                 current.is_pause_cancelled = true;
                 current.stopped = None;
             }
-            (arrival, before)
+            arrival
         })
     }
 

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::State;
 use model::lifecycle::command::{Arrival, Command};
 use model::lifecycle::row::RowChange;
 use protocol::node::NodeError;
@@ -41,7 +40,7 @@ impl Sandboxes {
 
     /// Stops traffic to a sandbox immediately and ends it on a task of its own.
     pub(super) fn begin_stop(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> Arrival {
-        let (arrival, before) = entry.begin_stop();
+        let arrival = entry.begin_stop();
         if arrival == Arrival::Cancel {
             self.tracked.log(&entry.id, &LifecycleEvent::Ending(reason));
         }
@@ -55,7 +54,7 @@ impl Sandboxes {
                     entry,
                     outcome: StopOutcome::Failed,
                 };
-                ended.outcome = ended.sandboxes.end(&ended.entry, before).await;
+                ended.outcome = ended.sandboxes.end(&ended.entry).await;
                 if ended.outcome == StopOutcome::Gone {
                     ended.sandboxes.count_end(&ended.entry, reason);
                 }
@@ -71,28 +70,19 @@ impl Sandboxes {
         }
     }
 
-    /// Ends a sandbox that was in the state `before`.
-    ///
-    /// Its row says first that it ends, unless it ran: then its row is removed in a moment, and what a crash leaves until then
-    /// is what other ends leave, a sandbox that runs or a row without one, and never a part of what is kept of it.
-    async fn end(&self, entry: &Arc<SandboxEntry>, before: State) -> StopOutcome {
+    /// Ends a sandbox. Its row says first that it ends: it is in no list from then on, and what a crash leaves is ended at the
+    /// next start.
+    async fn end(&self, entry: &Arc<SandboxEntry>) -> StopOutcome {
         let id = &entry.id;
         // What writes its processes to disk gives up, whether or not a client waits for that.
         let turn = entry.turn_of(Command::Stop { is_retry: false }).await;
         self.tracked.deadlines.remove(id);
-        let ran = before == State::Running;
-        if !ran {
-            self.record_stop(&turn).await;
-        }
+        self.record_stop(&turn).await;
         turn.cut();
         match turn.node.handle.kill(id).await {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
             Err(error) => {
                 tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox");
-                if ran {
-                    // It may take long, and a next start of the platform goes on with it.
-                    self.record_stop(&turn).await;
-                }
                 return StopOutcome::Failed;
             }
         }

@@ -50,7 +50,7 @@ async fn create_returns_all_fields() {
         .split(", ")
         .map(|stage| stage.split(";dur=").next().expect("a name"))
         .collect();
-    assert_eq!(stages, ["auth", "template", "store", "spawn", "init", "total"]);
+    assert_eq!(stages, ["auth", "template", "spawn", "init", "store", "total"]);
     assert!(reply.header("server-timing").contains("spawn;dur=1.500"));
     assert_eq!(reply.header("x-request-id").len(), 32);
 

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use model::lifecycle::State;
 use serde_json::json;
 
-use super::platform::{BASE, Behaviour, TestPlatform, pause, within};
+use super::platform::{BASE, Behaviour, TestPlatform, within};
 
 #[tokio::test]
 async fn detail_shows_the_requested_settings() {
@@ -65,36 +64,6 @@ async fn invalid_ids_are_refused() {
     }
     let unknown = platform.call("GET", "/sandboxes/iunknown", "").await;
     assert!(unknown.error(404).contains("\"iunknown\""), "{unknown:?}");
-}
-
-#[tokio::test]
-async fn the_row_of_one_that_ran_says_that_it_ends_only_where_that_fails() {
-    let platform = Arc::new(TestPlatform::start().await);
-    let id = platform.create("").await;
-    let states = async || {
-        let rows = platform.rows().sandbox_list_live().await.expect("a database");
-        rows.iter().map(|row| row.state).collect::<Vec<_>>()
-    };
-    *platform.node.kill.lock() = Behaviour::WaitsAndFails;
-    let deleting = tokio::spawn({
-        let (platform, id) = (Arc::clone(&platform), id.clone());
-        async move { platform.call("DELETE", &format!("/sandboxes/{id}"), "").await }
-    });
-    within(platform.node.waiting.notified()).await;
-    assert_eq!(states().await, [State::Running]);
-    *platform.node.kill.lock() = Behaviour::Works;
-    platform.node.go.notify_one();
-    deleting.await.expect("no panic").error(500);
-    assert_eq!(states().await, [State::Stopping]);
-    // It is tried again.
-    platform.clock.advance(2);
-    within(async {
-        while !states().await.is_empty() {
-            pause().await;
-        }
-    })
-    .await;
-    assert!(platform.node.ids().is_empty());
 }
 
 #[tokio::test]

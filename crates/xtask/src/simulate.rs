@@ -25,7 +25,7 @@ use crate::bench::conditions;
 /// When a bound does not hold.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let conditions = conditions::line();
-    let outcome = Run::new(args).to_end();
+    let outcome = Run::new(args).run();
     let report = format!("{conditions}{}", outcome.report(args));
     std::io::stdout()
         .write_all(report.as_bytes())
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn no_node_gets_more_than_it_may_and_nobody_is_refused_before_the_cluster_is_full() {
         for seed in 1..=3 {
-            let outcome = Run::new(&small(seed)).to_end();
+            let outcome = Run::new(&small(seed)).run();
             assert_eq!(outcome.failure(), None, "seed {seed}: {outcome:?}");
             assert!(outcome.refused > 0 && outcome.ended > 0 && outcome.failed > 0);
         }
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn a_seed_makes_one_run() {
         let figures = |seed| {
-            let outcome = Run::new(&small(seed)).to_end();
+            let outcome = Run::new(&small(seed)).run();
             (outcome.placed, outcome.refused, outcome.at_first_refusal, outcome.tries)
         };
         assert_eq!(figures(7), figures(7));

@@ -160,7 +160,7 @@ impl Run {
     }
 
     /// Runs until every request is answered.
-    pub(super) fn to_end(mut self) -> Outcome {
+    pub(super) fn run(mut self) -> Outcome {
         while self.open > 0 {
             let Some(Reverse(planned)) = self.planned.pop() else {
                 break;

@@ -18,7 +18,7 @@ use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, Failure, ForkSandbox,
-    FrozenSandbox, HostCapacity, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvent,
+    FrozenSandbox, HostReport, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvent,
     NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample,
     SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
@@ -444,7 +444,7 @@ impl NodeApi for RemoteNode {
         Box::pin(self.call(Call::Samples))
     }
 
-    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
+    fn capacity(&self) -> NodeFuture<'_, Result<HostReport, NodeError>> {
         Box::pin(self.call(Call::Capacity))
     }
 

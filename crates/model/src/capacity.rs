@@ -44,6 +44,35 @@ pub struct HostCapacity {
     pub disk_available_bytes: u64,
 }
 
+/// What a host says of itself: what it has left, and how large and how busy it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostReport {
+    /// What it has left.
+    #[serde(flatten)]
+    pub left: HostCapacity,
+    /// Its size and its load; none from a node of a version that does not say it, or that cannot read it.
+    #[serde(default)]
+    pub load: Option<HostLoad>,
+}
+
+/// How large and how busy a host is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HostLoad {
+    /// Memory of the host, in bytes.
+    pub memory_bytes: u64,
+    /// Cores of the host.
+    pub cores: u32,
+    /// Sandboxes that have processes.
+    pub running: u32,
+    /// Permits of others.
+    pub starting: u32,
+    /// Share of the time in which something waited for processors or memory, in per cent.
+    pub pressure: u8,
+    /// The host's own bounds.
+    pub bounds: Bounds,
+}
+
 /// What must remain free on a host, and how many sandboxes it may have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bounds {

@@ -182,8 +182,19 @@ impl Nodes {
     /// The nodes on which a sandbox is tried, in this order; none where no node has room or can do what is needed.
     /// `random` returns a number below its argument.
     pub fn candidates(&self, need: &Need<'_>, now_us: i64, random: &mut dyn FnMut(usize) -> usize) -> Vec<NodeId> {
+        self.candidates_of(&|_| true, need, now_us, random)
+    }
+
+    /// As [`Self::candidates`], of those nodes for which `of` is true.
+    pub fn candidates_of(
+        &self,
+        of: &dyn Fn(&NodeId) -> bool,
+        need: &Need<'_>,
+        now_us: i64,
+        random: &mut dyn FnMut(usize) -> usize,
+    ) -> Vec<NodeId> {
         let (mut known, mut unknown) = (Vec::new(), Vec::new());
-        for (id, seen) in &self.seen {
+        for (id, seen) in self.seen.iter().filter(|(id, _)| of(id)) {
             match seen.room(need, now_us) {
                 Room::Some => known.push((id, seen)),
                 Room::Unknown => unknown.push((id, seen)),

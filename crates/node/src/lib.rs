@@ -50,9 +50,9 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ForkSandbox, FrozenSandbox,
-    HostCapacity, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvents,
-    NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample,
-    SandboxStream, Snapshot, StartSandbox, StartedSandbox, Traffic, Wanted,
+    HostCapacity, HostLoad, HostReport, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NoCapacity, NodeApi,
+    NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox,
+    SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Traffic, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -339,6 +339,27 @@ impl Node {
         })
     }
 
+    async fn report(&self) -> Result<HostReport, NodeError> {
+        let left = self.measure_host().await?;
+        let size = blocking(runtime::usage::load).await.map_err(failed)?;
+        if let Err(error) = &size {
+            tracing::debug!("the load of the host cannot be read: {error}");
+        }
+        let load = size.ok().map(|size| {
+            let Shared { permits, sandboxes, .. } = &*self.shared;
+            let (running, starting) = permits.count(sandboxes);
+            HostLoad {
+                memory_bytes: size.memory_bytes,
+                cores: size.cores,
+                running,
+                starting,
+                pressure: size.pressure,
+                bounds: permits.bounds(),
+            }
+        });
+        Ok(HostReport { left, load })
+    }
+
     fn handle_of(&self, id: &SandboxId) -> Option<Arc<SandboxHandle>> {
         self.shared.find(id)
     }
@@ -553,8 +574,8 @@ impl NodeApi for Node {
         Box::pin(self.measure())
     }
 
-    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
-        Box::pin(self.measure_host())
+    fn capacity(&self) -> NodeFuture<'_, Result<HostReport, NodeError>> {
+        Box::pin(self.report())
     }
 
     fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>> {

@@ -88,6 +88,21 @@ impl HostPermits {
         permits.settle(id, self.now_us(), &*sandboxes.lock());
     }
 
+    /// How many sandboxes have processes, and how many permits others have.
+    pub(crate) fn count<V>(&self, sandboxes: &Sandboxes<V>) -> (u32, u32) {
+        let mut permits = self.permits.lock();
+        let sandboxes = sandboxes.lock();
+        let running = sandboxes.len();
+        let starting = permits.count(self.now_us(), &*sandboxes).saturating_sub(running);
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        (number(running), number(starting))
+    }
+
+    /// The host's own bounds.
+    pub(crate) fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
     fn is_fresh(&self) -> bool {
         self.permits.lock().is_fresh(self.now_us())
     }

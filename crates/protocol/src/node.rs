@@ -20,7 +20,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-pub use model::capacity::{HostCapacity, NoCapacity, PermitRequest};
+pub use model::capacity::{HostCapacity, HostLoad, HostReport, NoCapacity, PermitRequest};
 use model::id::{BuildId, DiskId, LayerId, SandboxId, TemplateId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
@@ -514,8 +514,8 @@ pub trait NodeApi: Send + Sync + 'static {
     /// no control groups. So is a paused one.
     fn samples(&self) -> NodeFuture<'_, Result<Vec<SandboxSample>, NodeError>>;
 
-    /// The free capacity of the host.
-    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>>;
+    /// The free capacity of the host, and its load.
+    fn capacity(&self) -> NodeFuture<'_, Result<HostReport, NodeError>>;
 
     /// What the egress gateway counted; zeros where sandboxes have no network.
     fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>>;

@@ -49,6 +49,18 @@ pub struct Capacity {
     pub disk_available_bytes: u64,
 }
 
+/// How large and how busy a host is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Memory of the host, in bytes.
+    pub memory_bytes: u64,
+    /// Cores that this process may use.
+    pub cores: u32,
+    /// Share of the last ten seconds in which something waited for processors or memory, in per cent; 0 where the kernel
+    /// does not measure it.
+    pub pressure: u8,
+}
+
 /// Maximum size of a control file, in bytes. `memory.stat` has about 2 KiB.
 const CONTROL_FILE_MAX: usize = 8 * 1024;
 
@@ -169,6 +181,32 @@ pub(crate) fn capacity(data_dir: &Path) -> io::Result<Capacity> {
         memory_available_bytes: available_kb * 1024,
         disk_available_bytes: disk_available(data_dir)?,
     })
+}
+
+/// Reads how large and how busy the host is.
+///
+/// # Errors
+/// When its memory cannot be read.
+pub fn load() -> io::Result<Load> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let total_kb = field(&text, "MemTotal:").ok_or(io::ErrorKind::InvalidData)?;
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let pressures = ["/proc/pressure/cpu", "/proc/pressure/memory"]
+        .into_iter()
+        .filter_map(|path| pressure(&std::fs::read_to_string(path).ok()?));
+    Ok(Load {
+        memory_bytes: total_kb.saturating_mul(1024),
+        cores: u32::try_from(cores).unwrap_or(u32::MAX),
+        pressure: pressures.max().unwrap_or(0),
+    })
+}
+
+/// The share of the last ten seconds in which something waited, in whole per cent, of a file in `/proc/pressure`.
+fn pressure(text: &str) -> Option<u8> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let share = some.split(' ').find_map(|value| value.strip_prefix("avg10="))?;
+    let whole: u8 = share.split('.').next()?.parse().ok()?;
+    Some(whole.min(100))
 }
 
 /// Reads the free space on the file system of `data_dir`, in bytes.
@@ -315,6 +353,26 @@ mod tests {
         assert_eq!(split(1010, 30, 1000), (980, 20));
         assert_eq!(split(1030, 10, 1000), (1000, 0));
         assert_eq!(split(100, 30, u64::MAX), (70, 30));
+    }
+
+    #[test]
+    fn pressure_is_that_of_the_last_ten_seconds() {
+        let text =
+            "some avg10=12.75 avg60=3.00 avg300=1.20 total=77\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=5\n";
+        assert_eq!(pressure(text), Some(12));
+        assert_eq!(pressure("some avg10=250.00 avg60=1"), Some(100));
+        for unreadable in ["", "full avg10=1.00\n", "some avg60=1.00\n", "some avg10=x.00\n"] {
+            assert_eq!(pressure(unreadable), None);
+        }
+    }
+
+    #[test]
+    fn this_host_has_a_size() {
+        let load = load().unwrap();
+        assert!(
+            load.memory_bytes > 1 << 20 && load.cores > 0 && load.pressure <= 100,
+            "{load:?}"
+        );
     }
 
     #[test]

@@ -9,8 +9,9 @@ pub(crate) mod rate;
 
 use std::sync::Arc;
 
+use model::capacity::Bounds;
 use model::id::{SandboxId, TeamId};
-use protocol::node::{HostCapacity, NoCapacity};
+use protocol::node::{HostCapacity, HostReport, NoCapacity};
 use store::Store;
 use store::error::StoreError;
 
@@ -162,9 +163,10 @@ impl AdmissionControl {
 
     /// Disk space of the host above what is reserved, in bytes; nothing if it cannot be read.
     pub(crate) async fn spare_disk_bytes(&self) -> Option<u64> {
-        let capacity = self.node.capacity().await.ok()?;
+        let report = self.node.capacity().await.ok()?;
         Some(
-            capacity
+            report
+                .left
                 .disk_available_bytes
                 .saturating_sub(self.capacity.disk_floor_bytes()),
         )
@@ -194,7 +196,17 @@ impl AdmissionControl {
 
     /// What the host has left, from a recent reading; `None` if the node could not read it.
     pub(crate) async fn host_capacity(&self) -> Option<HostCapacity> {
+        Some(self.host_report().await?.left)
+    }
+
+    /// What the host has left, and how large and how busy it is, from a recent reading.
+    pub(crate) async fn host_report(&self) -> Option<HostReport> {
         self.capacity.host(&*self.node, &self.clock).await
+    }
+
+    /// The bounds of this server for any host.
+    pub(crate) fn bounds(&self) -> Bounds {
+        self.capacity.bounds()
     }
 
     /// What the node has reported last, and how many sandboxes were admitted to it. Nothing is read.

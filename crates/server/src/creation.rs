@@ -23,6 +23,7 @@ use crate::admission::{Admission, AdmissionError};
 use crate::builds::recipe::BuildSpec;
 use crate::ids::new_sandbox_id;
 use crate::injections::SandboxInjections;
+use crate::nodes::placement::Sent;
 use crate::nodes::{Needs, ServedNode};
 use crate::outcome::CreateOutcome;
 use crate::pool::{Asked, PoolKey, Taken};
@@ -194,9 +195,11 @@ impl SandboxCreation {
         let needs = Needs {
             image: &built.image,
             memory: memory.as_ref(),
+            memory_mb: build.memory_mb,
+            pool: Some(&key),
         };
         let first = self.sandboxes.nodes.choose(needs).into_iter().next();
-        let creating = first.map(|node| node.pool.creating());
+        let mut creating = first.as_ref().map(|node| node.pool.creating());
         let max_lifetime_s = creator.quota.limits.max_lifetime_s;
         let mut spec = settings
             .spec(template, build, &name.name, timeout_s, max_lifetime_s)
@@ -249,8 +252,12 @@ impl SandboxCreation {
             node,
             others,
             admission,
+            sent,
             pooled,
         } = Box::pin(place(nodes, &id, asked, reservation)).await?;
+        if first.is_none_or(|first| !Arc::ptr_eq(&first, &node)) {
+            creating = Some(node.pool.creating());
+        }
         Ok(Box::new(CreateRequest {
             id,
             team: creator.team.clone(),
@@ -260,6 +267,7 @@ impl SandboxCreation {
             injections,
             repositories,
             admission,
+            sent,
             node,
             others,
             claim: None,
@@ -288,6 +296,8 @@ struct Placed {
     /// The nodes to try if that one refuses.
     others: Vec<Arc<ServedNode>>,
     admission: Admission,
+    /// The request for it.
+    sent: Option<Sent>,
     pooled: Option<Taken>,
 }
 
@@ -303,12 +313,12 @@ async fn place(
         return Err(CreateError::Node(NodeError::Away).into());
     };
     let pooled = Box::pin(node.pool.take(asked)).await;
-    let admission = match &pooled {
-        Some(pooled) => Admission::of_started(reservation, pooled.permit()),
+    let (admission, sent) = match &pooled {
+        Some(pooled) => (Admission::of_started(reservation, pooled.permit()), None),
         None => {
             let mut others = nodes.len();
             loop {
-                let admitted = node.pool.admit(id, &reservation);
+                let admitted = node.admit(id, &reservation);
                 if others == 0 {
                     break admitted.await?;
                 }
@@ -328,6 +338,7 @@ async fn place(
         node,
         others: nodes.collect(),
         admission,
+        sent,
         pooled,
     })
 }

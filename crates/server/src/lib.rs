@@ -19,6 +19,7 @@ pub mod api;
 mod authentication;
 mod builds;
 mod chain;
+pub mod chance;
 pub mod clock;
 mod creation;
 mod dashboard;

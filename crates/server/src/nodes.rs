@@ -9,13 +9,15 @@
 
 pub(crate) mod all;
 pub(crate) mod keeper;
+pub(crate) mod placement;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use model::id::{BuildId, LayerId, NodeId, SandboxId};
+use model::placement::{CANDIDATES, CHOICES, Need, Outcome};
 use parking_lot::{Mutex, RwLock};
 use protocol::node::{Image, LayerInfo, NoCapacity, NodeError};
 use store::nodes::NodeRows;
@@ -23,16 +25,20 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::admission::AdmissionControl;
+use self::placement::{Placement, Sent, Told, report_of};
 use crate::admission::capacity::CapacityPermit;
+use crate::admission::quota::Reservation;
+use crate::admission::{Admission, AdmissionControl, AdmissionError};
 use crate::builds::recipe::layers_of;
 use crate::node::NodeHandle;
-use crate::pool::{Pool, PooledSandbox};
+use crate::pool::{Pool, PoolKey, PooledSandbox};
 
 /// What any node can do.
 pub(crate) const ANYWHERE: Needs<'_> = Needs {
     image: &Image::Base,
     memory: None,
+    memory_mb: 0,
+    pool: None,
 };
 
 /// Pause between two reports of a node, where there are several.
@@ -55,6 +61,10 @@ pub(crate) struct ServedNode {
     pub(crate) writes_processes: bool,
     /// What it is known to have.
     pub(crate) holdings: Mutex<Holdings>,
+    /// What is known of the room of all nodes.
+    pub(crate) placement: Arc<Placement>,
+    /// Whether it is placed on by that, as where there are several.
+    pub(crate) is_placed_on: AtomicBool,
     /// Notified when the node has something new.
     pub(crate) changed: Notify,
     /// Cancelled when the session is over.
@@ -77,6 +87,24 @@ pub(crate) struct Needs<'a> {
     pub(crate) image: &'a Image,
     /// The snapshot whose processes it continues with.
     pub(crate) memory: Option<&'a BuildId>,
+    /// The limit of its memory, in MiB.
+    pub(crate) memory_mb: u32,
+    /// The kind of pooled sandbox that would do.
+    pub(crate) pool: Option<&'a PoolKey>,
+}
+
+/// Share of the host of a sandbox that counts against no team, and the node that gave it.
+#[derive(Debug)]
+pub(crate) struct HostShare {
+    nodes: Arc<Nodes>,
+    id: SandboxId,
+    _permit: CapacityPermit,
+}
+
+impl Drop for HostShare {
+    fn drop(&mut self) {
+        self.nodes.admitted.lock().remove(&self.id);
+    }
 }
 
 impl ServedNode {
@@ -101,18 +129,54 @@ impl ServedNode {
     }
 
     /// Reads again and again what its host has left and what it has, for placement.
-    pub(crate) async fn follow_reports(self: Arc<Self>, stop: CancellationToken) {
-        let mut round = 0_u32;
+    pub(crate) async fn follow_reports(self: Arc<Self>, nodes: Arc<Nodes>, stop: CancellationToken) {
+        self.is_placed_on.store(true, Ordering::Relaxed);
+        let (mut round, mut most_bytes) = (0_u32, 0);
         loop {
-            self.admission.host_capacity().await;
+            let host = self.admission.host_report().await;
             if round.is_multiple_of(HOLDINGS_EVERY) {
                 self.read_holdings().await;
+            }
+            if let Some(host) = host {
+                most_bytes = host.left.memory_available_bytes.max(most_bytes);
+                let told = Told {
+                    sandboxes: self.admission.last_report().1,
+                    spare: u32::try_from(self.pool.ready()).unwrap_or(u32::MAX),
+                    bounds: self.admission.bounds(),
+                    layers: self.holdings.lock().layers.clone(),
+                    most_bytes,
+                };
+                nodes.report(&self, report_of(host, told));
             }
             round = round.wrapping_add(1);
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(REPORT_INTERVAL) => {}
                 () = self.changed.notified() => round = 0,
+            }
+        }
+    }
+
+    /// Notes that it is asked for room, where there are several.
+    fn asked(&self) -> Option<Sent> {
+        let is_placed_on = self.is_placed_on.load(Ordering::Relaxed);
+        is_placed_on.then(|| self.placement.begin(self.id()))
+    }
+
+    /// Reserves what a sandbox needs of it. What becomes of the request is noted when its start has begun or was refused.
+    pub(crate) async fn admit(
+        &self,
+        id: &SandboxId,
+        reservation: &Arc<Reservation>,
+    ) -> Result<(Admission, Option<Sent>), AdmissionError> {
+        let sent = self.asked();
+        match self.pool.admit(id, reservation).await {
+            Ok(admission) => Ok((admission, sent)),
+            Err(error) => {
+                if matches!(error, AdmissionError::NoCapacity { .. }) {
+                    done(sent, Outcome::Refused);
+                }
+                Err(error)
             }
         }
     }
@@ -127,6 +191,13 @@ impl ServedNode {
     }
 }
 
+/// Notes what became of a request for room.
+pub(crate) fn done(sent: Option<Sent>, outcome: Outcome) {
+    if let Some(sent) = sent {
+        sent.done(outcome);
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// In the order of their ids.
@@ -136,16 +207,34 @@ struct State {
 }
 
 /// The nodes of this server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Nodes {
     state: RwLock<State>,
+    /// What is known of their room. It is locked after the state, if both are.
+    placement: Arc<Placement>,
+    /// The nodes that have admitted a sandbox which counts against no team.
+    admitted: Mutex<HashMap<SandboxId, Weak<ServedNode>>>,
 }
 
 impl Nodes {
+    pub(crate) fn new(placement: Placement) -> Self {
+        Self {
+            state: RwLock::default(),
+            placement: Arc::new(placement),
+            admitted: Mutex::default(),
+        }
+    }
+
+    /// What is known of their room.
+    fn placement(&self) -> Arc<Placement> {
+        Arc::clone(&self.placement)
+    }
+
     /// Adds a node whose sandboxes were taken over.
     pub(crate) fn add(&self, node: Arc<ServedNode>) {
         let mut state = self.state.write();
         state.absent.remove(node.id());
+        self.placement.add(node.id());
         state.served.retain(|served| served.id() != node.id());
         state.served.push(node);
         state.served.sort_by(|a, b| a.id().as_str().cmp(b.id().as_str()));
@@ -153,7 +242,20 @@ impl Nodes {
 
     /// Removes a node whose session is over. It is expected again.
     pub(crate) fn remove(&self, node: &Arc<ServedNode>) {
-        self.state.write().served.retain(|served| !Arc::ptr_eq(served, node));
+        let mut state = self.state.write();
+        let before = state.served.len();
+        state.served.retain(|served| !Arc::ptr_eq(served, node));
+        if state.served.len() < before {
+            self.placement.forget(node.id());
+        }
+    }
+
+    /// Notes what a node has said, if its session is not over.
+    fn report(&self, node: &Arc<ServedNode>, report: model::placement::Report) {
+        let state = self.state.read();
+        if state.served.iter().any(|served| Arc::ptr_eq(served, node)) {
+            self.placement.report(node.id(), report);
+        }
     }
 
     /// Expects a node that is not served, on which these sandboxes are.
@@ -253,36 +355,96 @@ impl Nodes {
     }
 
     /// Reserves what a sandbox needs of any host, for one that counts against no team.
-    pub(crate) async fn admit_to_any(&self, id: &SandboxId, needs: Needs<'_>) -> Result<CapacityPermit, NoCapacity> {
+    pub(crate) async fn admit_to_any(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        needs: Needs<'_>,
+    ) -> Result<HostShare, NoCapacity> {
         let mut refused = NoCapacity::Away;
         for node in self.choose(needs) {
+            let sent = node.asked();
             match node.pool.admit_to_host(id).await {
-                Ok(permit) => return Ok(permit),
-                Err(why) => refused = why,
+                Ok(permit) => {
+                    done(sent, Outcome::Placed);
+                    self.admitted.lock().insert(id.clone(), Arc::downgrade(&node));
+                    return Ok(HostShare {
+                        nodes: Arc::clone(self),
+                        id: id.clone(),
+                        _permit: permit,
+                    });
+                }
+                Err(why) => {
+                    done(sent, Outcome::Refused);
+                    refused = why;
+                }
             }
         }
         Err(refused)
     }
 
-    /// The nodes on which a sandbox can be placed, the best first.
-    pub(crate) fn choose(&self, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
-        let mut nodes = self.all();
-        if nodes.len() > 1 {
-            nodes.sort_by_cached_key(|node| rank(node, needs));
-        }
-        nodes
+    /// The node that has admitted a sandbox which counts against no team.
+    fn admitted_by(&self, id: &SandboxId) -> Option<Arc<ServedNode>> {
+        let node = self.admitted.lock().get(id)?.upgrade()?;
+        Some(node).filter(|node| !node.over.is_cancelled())
     }
-}
 
-/// What is smallest for the best node: one that has the processes to go on with; one that has the layers, where they can come
-/// from nowhere else; one that has answered lately; and then the one with the most memory for each sandbox that it has.
-fn rank(node: &ServedNode, needs: Needs<'_>) -> (bool, usize, bool, Reverse<u64>) {
-    let lacks_memory = needs.memory.is_some_and(|build| !node.has_memory(build));
-    let lacks = match node.handle.stored() {
-        Some(_) => 0,
-        None => node.lacks(layers_of(needs.image)),
-    };
-    let (reading, sandboxes) = node.admission.last_report();
-    let each = reading.map(|capacity| capacity.memory_available_bytes / (u64::from(sandboxes) + 1));
-    (lacks_memory, lacks, each.is_none(), Reverse(each.unwrap_or(0)))
+    /// The nodes on which a sandbox can be placed, the best first.
+    ///
+    /// Where layers can come from nowhere else, those come first that have them. Of these, the ones that have the processes to
+    /// go on with, then the ones of whose pool a sandbox fits, and then what [`model::placement`] says.
+    /// Where few seem to have room, some others are asked last all the same: what is known of them is old, a refusal is that
+    /// of a node and says why, and pooled sandboxes give way to a request.
+    pub(crate) fn choose(&self, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
+        let nodes = self.all();
+        if nodes.len() < 2 {
+            return nodes;
+        }
+        let layers = layers_of(needs.image);
+        let mut groups: BTreeMap<usize, Vec<Arc<ServedNode>>> = BTreeMap::new();
+        for node in nodes {
+            let lacks = match node.handle.stored() {
+                Some(_) => 0,
+                None => node.lacks(layers),
+            };
+            groups.entry(lacks).or_default().push(node);
+        }
+        let mut order = Vec::new();
+        for group in groups.into_values() {
+            let left = CANDIDATES.saturating_sub(order.len());
+            order.extend(self.choose_of(group, needs, layers).into_iter().take(left));
+        }
+        order
+    }
+
+    fn choose_of(&self, group: Vec<Arc<ServedNode>>, needs: Needs<'_>, layers: &[LayerId]) -> Vec<Arc<ServedNode>> {
+        let need = Need {
+            memory_mb: needs.memory_mb,
+            layers,
+            features: &[],
+        };
+        let mut by_fit: BTreeMap<(bool, bool), HashMap<NodeId, Arc<ServedNode>>> = BTreeMap::new();
+        for node in &group {
+            let has_memory = needs.memory.is_some_and(|build| node.has_memory(build));
+            let has_pooled = needs.pool.is_some_and(|key| node.pool.has_ready(key));
+            let alike = by_fit.entry((!has_memory, !has_pooled)).or_default();
+            alike.insert(node.id().clone(), Arc::clone(node));
+        }
+        let mut order = Vec::new();
+        for (fit, mut alike) in by_fit {
+            let chosen = self.placement.candidates(&|id| alike.contains_key(id), &need);
+            order.extend(chosen.iter().filter_map(|id| alike.remove(id)));
+            if fit.1 {
+                continue;
+            }
+            // A sandbox that is there takes no room.
+            order.extend(alike.into_values());
+        }
+        if order.len() < CANDIDATES {
+            let is_new = |node: &Arc<ServedNode>| !order.iter().any(|other| Arc::ptr_eq(node, other));
+            let mut others: Vec<_> = group.into_iter().filter(is_new).collect();
+            others.sort_by_cached_key(|node| (node.pool.ready() == 0, self.placement.any()));
+            order.extend(others.into_iter().take(CHOICES));
+        }
+        order
+    }
 }

@@ -476,6 +476,20 @@ impl Pool {
         [("starting", count(Phase::Starting)), ("ready", count(Phase::Ready))]
     }
 
+    /// How many are ready.
+    pub(crate) fn ready(&self) -> usize {
+        let state = self.state.lock();
+        let is_ready = |member: &&Member| member.phase == Phase::Ready;
+        state.members.values().filter(is_ready).count()
+    }
+
+    /// Whether there is one of a kind that a request can have at once.
+    pub(crate) fn has_ready(&self, key: &PoolKey) -> bool {
+        let state = self.state.lock();
+        let mut ready = state.members.values().filter(|member| member.phase == Phase::Ready);
+        ready.any(|member| member.key == *key && !member.is_promised)
+    }
+
     /// Lists the sandboxes of the pool that no request has taken.
     pub(crate) fn list(&self) -> Vec<PooledSandbox> {
         let state = self.state.lock();

@@ -40,6 +40,7 @@ use crate::node::NodeHandle;
 use crate::nodes::Nodes;
 use crate::nodes::all::AllNodes;
 use crate::nodes::keeper::NodeKeeper;
+use crate::nodes::placement::Placement;
 use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
 use crate::readers::Readers;
@@ -206,7 +207,8 @@ impl Server {
         let (background_tasks, records_tasks) = (TaskTracker::new(), TaskTracker::new());
         let records_stop = CancellationToken::new();
         let registry = Arc::new(Registry::default());
-        let nodes = Arc::new(Nodes::default());
+        let placement = Placement::new(settings.chance.clone(), settings.clock.clone());
+        let nodes = Arc::new(Nodes::new(placement));
         let node: Arc<dyn NodeApi> = Arc::new(AllNodes::new(Arc::clone(&nodes), Arc::clone(&registry)));
         let ServerSettings {
             domain,
@@ -217,6 +219,7 @@ impl Server {
             resources,
             records,
             clock,
+            chance: _,
             connections,
             traffic,
             mcp,

@@ -17,6 +17,7 @@ use secrecy::SecretBox;
 use store::records::DeliveryLimits;
 use tokio::runtime::Handle;
 
+use crate::chance::Chance;
 use crate::clock::Clock;
 pub use crate::peers::Network;
 use crate::seal::Sealer;
@@ -47,6 +48,8 @@ pub struct ServerSettings {
     pub records: RecordSettings,
     /// The clock of the server.
     pub clock: Clock,
+    /// Decides between nodes that are alike.
+    pub chance: Chance,
     /// How many connections clients may have.
     pub connections: ConnectionLimits,
     /// Runtimes on which connections are served, best with one thread each; the runtime of the caller if there are none.
@@ -167,6 +170,7 @@ impl ServerSettings {
             resources: Resources::default(),
             records: RecordSettings::default(),
             clock: Clock::system(),
+            chance: Chance::system(),
             connections: ConnectionLimits::default(),
             traffic: Vec::new(),
             mcp: McpSettings::default(),

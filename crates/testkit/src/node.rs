@@ -20,10 +20,10 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    ForkSandbox, FrozenSandbox, HostCapacity, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NoCapacity,
-    NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox,
-    ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, Wanted,
-    WantedState,
+    ForkSandbox, FrozenSandbox, HostCapacity, HostLoad, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
+    MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
+    PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage,
+    StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -149,6 +149,8 @@ pub struct FakeNode {
     pub room: Mutex<Option<HostCapacity>>,
     /// The reported counters of sandboxes stopped to keep the host's disk from filling up.
     pub disk_stops: Mutex<DiskStops>,
+    /// The size of its host, and what else it says of its load; none of a node of a version before that.
+    pub load: Mutex<Option<HostLoad>>,
     /// What the egress gateway counted; none when it is unknown.
     pub egress_counters: Mutex<Option<EgressCounters>>,
     /// The permits, and the clock by which they end.
@@ -218,6 +220,11 @@ impl FakeNode {
             room: Mutex::new(Some(HostCapacity {
                 memory_available_bytes: 64 << 30,
                 disk_available_bytes: 1 << 40,
+            })),
+            load: Mutex::new(Some(HostLoad {
+                memory_bytes: 64 << 30,
+                cores: 16,
+                ..HostLoad::default()
             })),
             disk_stops: Mutex::default(),
             egress_counters: Mutex::new(Some(EgressCounters::default())),
@@ -685,8 +692,8 @@ impl NodeApi for FakeNode {
         })
     }
 
-    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
-        Box::pin(async move { (*self.room.lock()).ok_or_else(|| NodeError::failed("capacity unknown")) })
+    fn capacity(&self) -> NodeFuture<'_, Result<HostReport, NodeError>> {
+        Box::pin(async move { self.say() })
     }
 
     fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>> {

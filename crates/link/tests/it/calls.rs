@@ -39,7 +39,7 @@ async fn everything_crosses_the_link() {
     let serving = place.connected(&node, &credentials).await;
     let remote = &place.session().node;
 
-    assert!(remote.capacity().await.unwrap().memory_available_bytes > 0);
+    assert!(remote.capacity().await.unwrap().left.memory_available_bytes > 0);
     let missing: SandboxId = "inone".parse().unwrap();
     assert_eq!(
         remote.set_egress(&missing, Default::default()).await,

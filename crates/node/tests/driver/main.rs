@@ -135,7 +135,7 @@ async fn node_needs_only_the_driver_traits(dir: &Path) {
     assert_eq!(first.node.dial(one, 1).await.unwrap_err(), DialError::PortClosed);
     assert_eq!(first.node.dial(two, PORT).await.unwrap_err(), DialError::Gone);
     assert_eq!(first.node.samples().await.unwrap(), []);
-    assert_eq!(first.node.capacity().await.unwrap().disk_available_bytes, 2);
+    assert_eq!(first.node.capacity().await.unwrap().left.disk_available_bytes, 2);
 
     // What an isolation lacks, it says.
     let running = first.driver.find().unwrap().remove(0).alive.unwrap();

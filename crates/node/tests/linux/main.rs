@@ -385,7 +385,7 @@ async fn is_measured(host: &mut Host) {
     assert!(after.memory_used_bytes < before.memory_used_bytes + 3_000_000, "{both}");
     assert!(after.disk_used_bytes >= before.disk_used_bytes + 4_000_000, "{both}");
     assert_eq!(after.memory_total_bytes, 64 << 20);
-    let free = host.node.capacity().await.unwrap();
+    let free = host.node.capacity().await.unwrap().left;
     assert!(free.memory_available_bytes > 0 && free.disk_available_bytes > 0);
 }
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use model::capacity::{FRESH_US, PERMIT_US, PermitRequest, Purpose};
+use model::capacity::{Bounds, FRESH_US, PERMIT_US, PermitRequest, Purpose};
 use model::id::SandboxId;
 use parking_lot::Mutex;
-use protocol::node::{HostCapacity, NoCapacity, NodeApi};
+use protocol::node::{HostCapacity, HostReport, NoCapacity, NodeApi};
 
 use crate::chain::Chain;
 use crate::clock::Clock;
@@ -28,8 +28,8 @@ const REPORTED_US: i64 = 5_000_000;
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at_us: i64,
-    /// The capacity; `None` when the node could not read it.
-    capacity: Option<HostCapacity>,
+    /// What it said; `None` when the node could not read what its host has left.
+    report: Option<HostReport>,
 }
 
 /// Asks nodes for permits, and reads what they have left.
@@ -104,7 +104,7 @@ impl Capacity {
         let now_us = clock.now_us();
         let reading = (*self.reading.lock()).filter(|reading| (0..REPORTED_US).contains(&(now_us - reading.at_us)));
         (
-            reading.and_then(|reading| reading.capacity),
+            reading.and_then(|reading| reading.report).map(|report| report.left),
             self.shares.load(Ordering::Relaxed),
         )
     }
@@ -175,8 +175,8 @@ impl Capacity {
     /// Whether less memory is left than one and a half times the floor.
     pub(crate) async fn is_short_of_memory(&self, node: &dyn NodeApi, clock: &Clock) -> bool {
         let floor_bytes = u64::from(self.settings.memory_floor_mb) * 3 * MIB / 2;
-        let capacity = self.host(node, clock).await;
-        capacity.is_some_and(|capacity| capacity.memory_available_bytes < floor_bytes)
+        let report = self.host(node, clock).await;
+        report.is_some_and(|report| report.left.memory_available_bytes < floor_bytes)
     }
 
     /// Makes the next request read again what the host has left.
@@ -185,17 +185,22 @@ impl Capacity {
         *self.reading.lock() = None;
     }
 
-    /// What the host has left, from a recent reading; `None` if the node could not read it.
-    pub(crate) async fn host(&self, node: &dyn NodeApi, clock: &Clock) -> Option<HostCapacity> {
+    /// The bounds of this server.
+    pub(super) fn bounds(&self) -> Bounds {
+        self.settings.bounds()
+    }
+
+    /// What the host has left and how busy it is, from a recent reading; `None` if the node could not read it.
+    pub(crate) async fn host(&self, node: &dyn NodeApi, clock: &Clock) -> Option<HostReport> {
         if let Some(reading) = self.fresh(clock) {
-            return reading.capacity;
+            return reading.report;
         }
         let _guard = self.reading_lock.lock().await;
         if let Some(reading) = self.fresh(clock) {
-            return reading.capacity;
+            return reading.report;
         }
-        let capacity = match node.capacity().await {
-            Ok(capacity) => Some(capacity),
+        let report = match node.capacity().await {
+            Ok(report) => Some(report),
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "cannot read the capacity of the host");
                 None
@@ -203,9 +208,9 @@ impl Capacity {
         };
         *self.reading.lock() = Some(Reading {
             at_us: clock.now_us(),
-            capacity,
+            report,
         });
-        capacity
+        report
     }
 
     fn fresh(&self, clock: &Clock) -> Option<Reading> {

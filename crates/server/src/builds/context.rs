@@ -10,19 +10,18 @@ use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
 use parking_lot::Mutex;
-use protocol::node::{Committed, Image, NoCapacity, NodeError, StartSandbox, StartedSandbox};
+use protocol::node::{Committed, NoCapacity, NodeError, StartSandbox, StartedSandbox};
 use store::builds::CachedLayerRow;
 use store::nodes::NodeRows;
 use tokio_util::task::TaskTracker;
 
 use super::files::BuildFiles;
 use super::log::BuildLog;
-use crate::admission::capacity::CapacityPermit;
 use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
-use crate::nodes::{Needs, Nodes};
+use crate::nodes::{HostShare, Needs, Nodes};
 use crate::settings::BuildSettings;
 use crate::telemetry::WorkSpan;
 
@@ -45,7 +44,7 @@ pub(super) struct StepSandbox {
     pub(super) resources: Resources,
     pub(super) started_us: i64,
     /// Its share of the host.
-    _capacity: CapacityPermit,
+    _capacity: HostShare,
 }
 
 /// The sandboxes of a build that have not ended, by their ids.
@@ -107,7 +106,7 @@ impl BuildContext {
             template: request.template.clone(),
             resources: request.resources,
             started_us: self.clock.now_us(),
-            _capacity: self.capacity(&id, &request.image).await?,
+            _capacity: self.capacity(&id, &request).await?,
         };
         self.sandboxes.lock().insert(id.clone(), sandbox);
         let started = self.node.start_patiently(&Some(self.team.clone()), request).await;
@@ -118,9 +117,14 @@ impl BuildContext {
     }
 
     /// A share of the host for one sandbox, once it has one.
-    async fn capacity(&self, id: &SandboxId, image: &Image) -> Result<CapacityPermit, NoCapacity> {
+    async fn capacity(&self, id: &SandboxId, request: &StartSandbox) -> Result<HostShare, NoCapacity> {
         let mut waited = Duration::ZERO;
-        let needs = Needs { image, memory: None };
+        let needs = Needs {
+            image: &request.image,
+            memory: None,
+            memory_mb: request.resources.memory_mb,
+            pool: None,
+        };
         loop {
             match self.nodes.admit_to_any(id, needs).await {
                 Ok(permit) => return Ok(permit),

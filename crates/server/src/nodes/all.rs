@@ -15,7 +15,7 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressConnections, EgressCounters,
-    ForkSandbox, FrozenSandbox, HostCapacity, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeError,
+    ForkSandbox, FrozenSandbox, HostReport, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeError,
     NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample,
     SandboxStream, StartSandbox, StartedSandbox, Wanted,
 };
@@ -74,11 +74,23 @@ impl AllNodes {
         match before {
             // It was told that a layer is missing, which is there now.
             Some(node) => vec![node],
-            None => self.nodes.choose(Needs {
-                image: &request.image,
-                memory: None,
-            }),
+            None => self.placed(request),
         }
+    }
+
+    /// The node that has a share of its host for a sandbox, and then others.
+    fn placed(&self, request: &StartSandbox) -> Vec<Arc<ServedNode>> {
+        let mut nodes = self.nodes.choose(Needs {
+            image: &request.image,
+            memory: None,
+            memory_mb: request.resources.memory_mb,
+            pool: None,
+        });
+        if let Some(admitted) = self.nodes.admitted_by(&request.id) {
+            nodes.retain(|node| !Arc::ptr_eq(node, &admitted));
+            nodes.insert(0, admitted);
+        }
+        nodes
     }
 
     async fn start_somewhere(&self, request: StartSandbox) -> Result<StartedSandbox, NodeError> {
@@ -330,11 +342,11 @@ impl NodeApi for AllNodes {
     }
 
     /// Capacity of the node that has the most memory left.
-    fn capacity(&self) -> NodeFuture<'_, Result<HostCapacity, NodeError>> {
+    fn capacity(&self) -> NodeFuture<'_, Result<HostReport, NodeError>> {
         Box::pin(async move {
             let all = self.figures(|node| Box::pin(async move { node.handle.capacity().await }));
             let all = all.await;
-            let best = all.into_iter().max_by_key(|capacity| capacity.memory_available_bytes);
+            let best = all.into_iter().max_by_key(|report| report.left.memory_available_bytes);
             best.ok_or(NodeError::Away)
         })
     }

@@ -9,6 +9,7 @@
 //! taken over again.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -101,6 +102,8 @@ impl NodeKeeper {
             admission,
             writes_processes,
             holdings: Mutex::new(Holdings::default()),
+            placement: self.nodes.placement(),
+            is_placed_on: AtomicBool::new(false),
             changed: Notify::new(),
             over,
             _in_use: uses.token(),
@@ -137,7 +140,8 @@ impl NodeKeeper {
     /// Reads reports of a node again and again, where there are several.
     pub(crate) fn follow_reports(&self, node: &Arc<ServedNode>) {
         let ended = self.until_over(&self.stop, node);
-        self.background.spawn(Arc::clone(node).follow_reports(ended));
+        self.background
+            .spawn(Arc::clone(node).follow_reports(Arc::clone(&self.nodes), ended));
     }
 
     /// A signal that is given with `stop`, and when the session of a node is over.

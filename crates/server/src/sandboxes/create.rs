@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use model::id::{SandboxId, TeamId, UserId};
 use model::network::EgressPolicy;
+use model::placement::Outcome;
 use model::sandbox::{EnvVars, SandboxSpec};
 use protocol::agent::{self, Init};
 use protocol::node::{Image, NodeError, Stage, StartSandbox, StartedSandbox};
@@ -29,7 +30,8 @@ use crate::agent::AgentError;
 use crate::builds::recipe::BuildSpec;
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
-use crate::nodes::ServedNode;
+use crate::nodes::placement::Sent;
+use crate::nodes::{ServedNode, done};
 use crate::outcome::CreateOutcome;
 use crate::pool::{Creating, PoolKey, Taken};
 use crate::records::LifecycleEvent;
@@ -70,6 +72,8 @@ pub(crate) struct CreateRequest {
     pub(crate) claim: Option<Box<KeyClaim>>,
     /// The node that it is placed on, which the admission is for.
     pub(crate) node: Arc<ServedNode>,
+    /// The request for its room, where there are several.
+    pub(crate) sent: Option<Sent>,
     /// The nodes to try if that one refuses, the best first.
     pub(crate) others: Vec<Arc<ServedNode>>,
     /// A sandbox of the pool that fits, whose share of the host the admission has.
@@ -244,6 +248,7 @@ impl Sandboxes {
             mut admission,
             claim: _,
             mut node,
+            mut sent,
             others,
             pooled: _,
             creating: _creating,
@@ -267,7 +272,10 @@ impl Sandboxes {
         let mut refused = None;
         let begun = loop {
             let error = match self.begin_on(&node, admission, new.clone(), asked).await {
-                Ok(Ok(begun)) => break begun,
+                Ok(Ok(begun)) => {
+                    done(sent, Outcome::Placed);
+                    break begun;
+                }
                 Ok(Err(error)) => error,
                 Err(error) => {
                     // Those of an attempt on another node, if there was one.
@@ -275,6 +283,7 @@ impl Sandboxes {
                     return Err(error);
                 }
             };
+            done(sent, outcome_of(&error));
             let next = if is_passed_on(&error) {
                 next_of(&mut others, &new.id, &reservation).await
             } else {
@@ -293,7 +302,7 @@ impl Sandboxes {
             tracing::info!(sandbox.id = %new.id, node.id = %node.id(), "a node refuses a sandbox, the next one is tried: {error}");
             refused.get_or_insert(error);
             self.withdraw(&node, &new.id);
-            (node, admission) = next;
+            (node, admission, sent) = next;
         };
         let Begun {
             row,
@@ -592,15 +601,23 @@ fn is_passed_on(error: &NodeError) -> bool {
     matches!(error, NodeError::Capacity(_) | NodeError::NoLayer(_) | NodeError::Away)
 }
 
+/// What a node has done with a request, whose start has failed with this.
+fn outcome_of(error: &NodeError) -> Outcome {
+    match error {
+        NodeError::Capacity(_) => Outcome::Refused,
+        _ => Outcome::Failed,
+    }
+}
+
 /// The next node that has room for a sandbox, with its share of that.
 async fn next_of(
     nodes: &mut impl Iterator<Item = Arc<ServedNode>>,
     id: &SandboxId,
     reservation: &Arc<Reservation>,
-) -> Option<(Arc<ServedNode>, Admission)> {
+) -> Option<(Arc<ServedNode>, Admission, Option<Sent>)> {
     for node in nodes {
-        if let Ok(admission) = node.pool.admit(id, reservation).await {
-            return Some((node, admission));
+        if let Ok((admission, sent)) = node.admit(id, reservation).await {
+            return Some((node, admission, sent));
         }
     }
     None

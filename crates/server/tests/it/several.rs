@@ -8,6 +8,7 @@ use bytes::Bytes;
 use link::{Address, Authority, Credentials, Hub, Port};
 use model::id::SandboxId;
 use protocol::node::HostCapacity;
+use server::chance::Chance;
 use server::lease::NodeLease;
 use server::members::NodeMembers;
 use server::operator::OperatorSocket;
@@ -55,7 +56,9 @@ impl Several {
     }
 
     async fn over(directory: TempDir, store: Store) -> Self {
-        let settings = settings(&TestClock::new());
+        let mut settings = settings(&TestClock::new());
+        // Of nodes that are alike, the same one always comes first.
+        settings.chance = Chance::new(|_| 0);
         let key = Authority::make_key().expect("a key");
         let certificate = Authority::make_certificate(&key).expect("a certificate");
         let authority = Arc::new(Authority::load(&key, &certificate).expect("an authority"));
@@ -163,6 +166,18 @@ impl Several {
         within(creating).await
     }
 
+    /// Creates sandboxes until as many in a row came to a node as never would if it were not preferred.
+    async fn prefers(&self, node: &FakeNode) {
+        let preferring = async {
+            let mut in_a_row = 0;
+            while in_a_row < 8 {
+                let id = self.created().await;
+                in_a_row = if has(node, &id) { in_a_row + 1 } else { 0 };
+            }
+        };
+        within(preferring).await;
+    }
+
     async fn close(mut self) {
         self.stop.cancel();
         within(self.server.drained()).await;
@@ -224,6 +239,74 @@ async fn sandboxes_are_spread_and_a_full_node_passes_them_on() {
     let listed = several.call("GET", "/sandboxes", "").await;
     let running = one.running.lock().len() + before;
     assert_eq!(listed.json.as_array().map(Vec::len), Some(running));
+    several.close().await;
+}
+
+#[tokio::test]
+async fn the_node_that_is_less_busy_comes_first() {
+    let several = Several::start().await;
+    let (one, other) = (FakeNode::new(), FakeNode::new());
+    let (_one, _other) = (several.join(&one).await, several.join(&other).await);
+    let press = |node: &FakeNode, pressure| {
+        if let Some(load) = &mut *node.load.lock() {
+            load.pressure = pressure;
+        }
+    };
+    press(&one, 100);
+    several.prefers(&other).await;
+    press(&one, 0);
+    press(&other, 100);
+    several.prefers(&one).await;
+    several.close().await;
+}
+
+#[tokio::test]
+async fn a_node_that_says_nothing_of_its_load_is_placed_on_like_the_others() {
+    let several = Several::start().await;
+    let (older, other) = (FakeNode::new(), FakeNode::new());
+    *older.load.lock() = None;
+    let (_older, _other) = (several.join(&older).await, several.join(&other).await);
+    let both = async {
+        while older.running.lock().len() < 4 || other.running.lock().len() < 4 {
+            several.created().await;
+        }
+    };
+    within(both).await;
+    several.close().await;
+}
+
+#[tokio::test]
+async fn nodes_that_are_full_say_so_and_get_sandboxes_again_when_they_are_not() {
+    let several = Several::start().await;
+    let nodes = [FakeNode::new(), FakeNode::new(), FakeNode::new()];
+    let limit = |max_sandboxes| {
+        for node in &nodes {
+            if let Some(load) = &mut *node.load.lock() {
+                load.bounds.max_sandboxes = max_sandboxes;
+            }
+        }
+    };
+    limit(Some(2));
+    let mut connected = Vec::new();
+    for node in &nodes {
+        connected.push(several.join(node).await);
+    }
+    // Each place is found, whatever is known of the nodes.
+    for _ in 0..6 {
+        several.created().await;
+    }
+    for _ in 0..8 {
+        let refused = several.create().await;
+        // A node was asked, and has refused.
+        assert_eq!(refused.status, 503, "{refused:?}");
+        assert_eq!(refused.json["error_code"], "sandbox_capacity_unavailable");
+        assert!(nodes.iter().all(|node| node.running.lock().len() == 2));
+    }
+    limit(Some(3));
+    for _ in 0..3 {
+        several.created().await;
+    }
+    assert!(nodes.iter().all(|node| node.running.lock().len() == 3));
     several.close().await;
 }
 

@@ -2,7 +2,7 @@
 
 use model::capacity::Bounds;
 use model::id::SandboxId;
-use protocol::node::{NoCapacity, NodeError, PermitRequest};
+use protocol::node::{HostLoad, HostReport, NoCapacity, NodeError, PermitRequest};
 
 use super::FakeNode;
 
@@ -26,23 +26,40 @@ impl FakeNode {
         permits.count(self.permits.now_us(), &*self.running.lock())
     }
 
+    fn bounds(&self) -> Bounds {
+        (*self.load.lock()).map(|load| load.bounds).unwrap_or_default()
+    }
+
+    pub(super) fn say(&self) -> Result<HostReport, NodeError> {
+        let left = (*self.room.lock()).ok_or_else(|| NodeError::failed("capacity unknown"))?;
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let counted = number(self.counted());
+        let running = number(self.running.lock().len());
+        let load = (*self.load.lock()).map(|load| HostLoad {
+            running,
+            starting: counted.saturating_sub(running),
+            ..load
+        });
+        Ok(HostReport { left, load })
+    }
+
     pub(super) fn give_permit(&self, request: &PermitRequest) -> Result<(), NoCapacity> {
         let now_us = self.permits.now_us();
         let mut permits = self.permits.permits.lock();
         if request.reads_again {
             permits.forget_reading();
         }
-        permits.take(request, Bounds::default(), now_us, &*self.running.lock())?;
+        permits.take(request, self.bounds(), now_us, &*self.running.lock())?;
         if !permits.is_fresh(now_us) {
             permits.begin_reading();
             permits.end_reading(now_us, *self.room.lock());
         }
-        permits.judge(request, Bounds::default())
+        permits.judge(request, self.bounds())
     }
 
     pub(super) fn begin(&self, id: &SandboxId) -> Result<Begun<'_>, NodeError> {
         let mut permits = self.permits.permits.lock();
-        let begun = permits.begin(id, Bounds::default(), self.permits.now_us(), &*self.running.lock());
+        let begun = permits.begin(id, self.bounds(), self.permits.now_us(), &*self.running.lock());
         begun.map_err(|why| NodeError::Capacity(why.to_string()))?;
         Ok(Begun {
             node: self,

@@ -20,10 +20,10 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    ForkSandbox, FrozenSandbox, HostCapacity, HostLoad, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
-    MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
-    PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage,
-    StartSandbox, StartedSandbox, Wanted, WantedState,
+    ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo,
+    NoCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest,
+    ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox,
+    StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -149,11 +149,9 @@ pub struct FakeNode {
     pub room: Mutex<Option<HostCapacity>>,
     /// The reported counters of sandboxes stopped to keep the host's disk from filling up.
     pub disk_stops: Mutex<DiskStops>,
-    /// The size of its host, and what else it says of its load; none of a node of a version before that.
-    pub load: Mutex<Option<HostLoad>>,
     /// What the egress gateway counted; none when it is unknown.
     pub egress_counters: Mutex<Option<EgressCounters>>,
-    /// The permits, and the clock by which they end.
+    /// The permits, the clock by which they end, and the load.
     pub permits: FakePermits,
     events: Mutex<Option<mpsc::Sender<NodeEvent>>>,
 }
@@ -220,11 +218,6 @@ impl FakeNode {
             room: Mutex::new(Some(HostCapacity {
                 memory_available_bytes: 64 << 30,
                 disk_available_bytes: 1 << 40,
-            })),
-            load: Mutex::new(Some(HostLoad {
-                memory_bytes: 64 << 30,
-                cores: 16,
-                ..HostLoad::default()
             })),
             disk_stops: Mutex::default(),
             egress_counters: Mutex::new(Some(EgressCounters::default())),

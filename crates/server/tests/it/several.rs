@@ -248,7 +248,7 @@ async fn the_node_that_is_less_busy_comes_first() {
     let (one, other) = (FakeNode::new(), FakeNode::new());
     let (_one, _other) = (several.join(&one).await, several.join(&other).await);
     let press = |node: &FakeNode, pressure| {
-        if let Some(load) = &mut *node.load.lock() {
+        if let Some(load) = &mut *node.permits.load.lock() {
             load.pressure = pressure;
         }
     };
@@ -264,7 +264,7 @@ async fn the_node_that_is_less_busy_comes_first() {
 async fn a_node_that_says_nothing_of_its_load_is_placed_on_like_the_others() {
     let several = Several::start().await;
     let (older, other) = (FakeNode::new(), FakeNode::new());
-    *older.load.lock() = None;
+    *older.permits.load.lock() = None;
     let (_older, _other) = (several.join(&older).await, several.join(&other).await);
     let both = async {
         while older.running.lock().len() < 4 || other.running.lock().len() < 4 {
@@ -281,7 +281,7 @@ async fn nodes_that_are_full_say_so_and_get_sandboxes_again_when_they_are_not() 
     let nodes = [FakeNode::new(), FakeNode::new(), FakeNode::new()];
     let limit = |max_sandboxes| {
         for node in &nodes {
-            if let Some(load) = &mut *node.load.lock() {
+            if let Some(load) = &mut *node.permits.load.lock() {
                 load.bounds.max_sandboxes = max_sandboxes;
             }
         }

@@ -27,7 +27,7 @@ impl FakeNode {
     }
 
     fn bounds(&self) -> Bounds {
-        (*self.load.lock()).map(|load| load.bounds).unwrap_or_default()
+        (*self.permits.load.lock()).map(|load| load.bounds).unwrap_or_default()
     }
 
     pub(super) fn say(&self) -> Result<HostReport, NodeError> {
@@ -35,7 +35,7 @@ impl FakeNode {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let counted = number(self.counted());
         let running = number(self.running.lock().len());
-        let load = (*self.load.lock()).map(|load| HostLoad {
+        let load = (*self.permits.load.lock()).map(|load| HostLoad {
             running,
             starting: counted.saturating_sub(running),
             ..load

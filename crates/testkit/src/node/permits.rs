@@ -3,17 +3,33 @@
 use std::fmt;
 use std::sync::Arc;
 
-use model::capacity::Permits;
+use model::capacity::{HostLoad, Permits};
 use model::id::SandboxId;
 use parking_lot::Mutex;
 
 type NowUs = Arc<dyn Fn() -> i64 + Send + Sync>;
 
-/// The permits of a fake node, which has no bounds of its own.
-#[derive(Default)]
+/// The permits of a fake node, which has no bounds of its own unless they are set.
 pub struct FakePermits {
     pub(super) permits: Mutex<Permits>,
     now_us: Mutex<Option<NowUs>>,
+    /// The size and the bounds of its host, and what else it says of its load; none of a node of a version before that.
+    pub load: Mutex<Option<HostLoad>>,
+}
+
+impl Default for FakePermits {
+    fn default() -> Self {
+        let load = HostLoad {
+            memory_bytes: 64 << 30,
+            cores: 16,
+            ..HostLoad::default()
+        };
+        Self {
+            permits: Mutex::default(),
+            now_us: Mutex::default(),
+            load: Mutex::new(Some(load)),
+        }
+    }
 }
 
 impl fmt::Debug for FakePermits {

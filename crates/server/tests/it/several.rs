@@ -246,6 +246,14 @@ async fn sandboxes_are_spread_and_a_full_node_passes_them_on() {
 async fn the_node_that_is_less_busy_comes_first() {
     let several = Several::start().await;
     let (one, other) = (FakeNode::new(), FakeNode::new());
+    for node in [&one, &other] {
+        // So large that what is created here is no load.
+        *node.room.lock() = Some(room(1 << 60));
+        if let Some(load) = &mut *node.permits.load.lock() {
+            load.memory_bytes = 1 << 60;
+            load.cores = 1 << 20;
+        }
+    }
     let (_one, _other) = (several.join(&one).await, several.join(&other).await);
     let press = |node: &FakeNode, pressure| {
         if let Some(load) = &mut *node.permits.load.lock() {

@@ -9,6 +9,7 @@ use link::{Address, Authority, Credentials, Hub, Port};
 use model::id::SandboxId;
 use protocol::node::HostCapacity;
 use server::chance::Chance;
+use server::clock::Clock;
 use server::lease::NodeLease;
 use server::members::NodeMembers;
 use server::operator::OperatorSocket;
@@ -57,6 +58,8 @@ impl Several {
 
     async fn over(directory: TempDir, store: Store) -> Self {
         let mut settings = settings(&TestClock::new());
+        // What nodes have said becomes old, so time goes on.
+        settings.clock = Clock::system();
         // Of nodes that are alike, the same one always comes first.
         settings.chance = Chance::new(|_| 0);
         let key = Authority::make_key().expect("a key");

@@ -260,8 +260,13 @@ impl Run {
             layers: &layers,
             ..Need::default()
         };
-        let mut random = [0; 20];
-        random[..8].copy_from_slice(&self.next.to_be_bytes());
+        // A digit of the number in each byte, of which an id keeps the remainder by 36: no two creates have the same id.
+        let mut number = self.outcome.decisions.len();
+        let random = std::array::from_fn(|_| {
+            let digit = u8::try_from(number % 36).unwrap_or(0);
+            number /= 36;
+            digit
+        });
         let chance = &mut self.chance;
         let begun = cpu_time();
         let candidates = self.servers[server].candidates(&need, self.now_us, &mut |end| chance.index(end));

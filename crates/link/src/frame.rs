@@ -15,29 +15,42 @@ pub(crate) const ANSWER_MAX: u32 = 16 << 20;
 /// Maximum size of a frame before a peer has shown who it is, in bytes.
 pub(crate) const HELLO_MAX: u32 = 64 << 10;
 
-/// Writes a value as a frame.
-pub(crate) async fn write_frame(stream: &mut (impl AsyncWrite + Unpin), value: &impl Serialize) -> io::Result<()> {
+/// A value as a frame.
+pub(crate) fn encode(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, value)?;
     let length = u32::try_from(frame.len() - 4).ok().filter(|length| *length <= CALL_MAX);
     let length = length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a frame is too large"))?;
     frame[..4].copy_from_slice(&length.to_be_bytes());
-    stream.write_all(&frame).await?;
-    stream.flush().await
+    Ok(frame)
 }
 
-/// Reads the bytes of a frame of at most `max` bytes. Memory is taken as they arrive, whatever length was announced.
-pub(crate) async fn read_bytes(stream: &mut (impl AsyncRead + Unpin), max: u32) -> io::Result<Vec<u8>> {
-    let length = stream.read_u32().await?;
+/// How many bytes follow the head of a frame of at most `max` bytes.
+pub(crate) fn length(head: [u8; 4], max: u32) -> io::Result<usize> {
+    let length = u32::from_be_bytes(head);
     if length > max {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!("the peer announces a frame of {length} bytes, and {max} are accepted"),
         ));
     }
+    Ok(length as usize)
+}
+
+/// Writes a value as a frame.
+pub(crate) async fn write_frame(stream: &mut (impl AsyncWrite + Unpin), value: &impl Serialize) -> io::Result<()> {
+    stream.write_all(&encode(value)?).await?;
+    stream.flush().await
+}
+
+/// Reads the bytes of a frame of at most `max` bytes. Memory is taken as they arrive, whatever length was announced.
+pub(crate) async fn read_bytes(stream: &mut (impl AsyncRead + Unpin), max: u32) -> io::Result<Vec<u8>> {
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).await?;
+    let length = length(head, max)?;
     let mut text = Vec::new();
-    let read = stream.take(u64::from(length)).read_to_end(&mut text).await?;
-    if read < length as usize {
+    let read = stream.take(length as u64).read_to_end(&mut text).await?;
+    if read < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(text)

@@ -12,7 +12,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::client::SendRequest;
+use h2::SendStream;
+use h2::client::{ResponseFuture, SendRequest};
 use http::{Method, Request};
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
@@ -34,7 +35,7 @@ use crate::connection::{self, CALLS, STREAMS};
 use crate::frame::{ANSWER_MAX, read_bytes, read_frame, write_frame};
 use crate::held::Held;
 use crate::serve::{CANCEL, USED};
-use crate::stream::LinkStream;
+use crate::stream::{LinkStream, answered, read_first, send_last};
 
 /// How long a call waits for others to end, when there are too many.
 const TURN_BOUND: Duration = Duration::from_secs(10);
@@ -138,8 +139,8 @@ impl RemoteNode {
         }
     }
 
-    /// Opens a stream, and sends a call over it.
-    async fn open(&self, call: &Call) -> io::Result<LinkStream> {
+    /// Begins a request.
+    async fn request(&self) -> io::Result<(ResponseFuture, SendStream<Bytes>)> {
         let current = self.current.borrow().clone();
         let current = current.ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "no node is connected"))?;
         let mut requests = current.requests.ready().await.map_err(io::Error::other)?;
@@ -148,7 +149,23 @@ impl RemoteNode {
             .uri("https://node/call")
             .body(())
             .map_err(io::Error::other)?;
-        let (response, send) = requests.send_request(request, false).map_err(io::Error::other)?;
+        requests.send_request(request, false).map_err(io::Error::other)
+    }
+
+    /// Sends a call that is answered by one frame, and reads that.
+    async fn ask<T: DeserializeOwned>(&self, call: &Call) -> io::Result<T> {
+        let exchange = async {
+            let (response, mut send) = self.request().await?;
+            send_last(&mut send, call).await?;
+            let (answer, _) = read_first(&mut answered(response).await?, ANSWER_MAX).await?;
+            Ok(serde_json::from_slice(&answer)?)
+        };
+        tokio::time::timeout(call.bound(), exchange).await?
+    }
+
+    /// Opens a stream, and sends a call over it.
+    async fn open(&self, call: &Call) -> io::Result<LinkStream> {
+        let (response, send) = self.request().await?;
         let mut stream = LinkStream::of_request(response, send);
         write_frame(&mut stream, call).await?;
         Ok(stream)
@@ -167,10 +184,10 @@ impl RemoteNode {
     async fn call<T: DeserializeOwned>(&self, call: Call) -> Result<T, NodeError> {
         let called = async {
             let _turn = turn(&self.calls).await?;
-            self.exchange(&call).await
+            self.ask(&call).await
         };
-        let answered: io::Result<(Result<T, NodeError>, _)> = called.await;
-        answered.map_err(|error| self.failure(&call, &error))?.0
+        let answered: io::Result<Result<T, NodeError>> = called.await;
+        answered.map_err(|error| self.failure(&call, &error))?
     }
 
     async fn call_unless<T: DeserializeOwned>(&self, call: Call, cancel: CancellationToken) -> Result<T, NodeError> {

@@ -7,6 +7,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
 use http::{Response, StatusCode};
 use model::id::LayerId;
 use protocol::node::{DialError, LayerStream, NodeApi, NodeError, NodeEvents, PauseSandbox};
@@ -17,9 +20,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::call::Call;
 use crate::connection;
-use crate::frame::{CALL_MAX, read_bytes, write_frame};
+use crate::frame::{CALL_MAX, write_frame};
 use crate::relay::relay;
-use crate::stream::LinkStream;
+use crate::stream::{LinkStream, read_first, send_last};
 
 /// How long a call may take to arrive once its stream is open.
 const CALL_BOUND: Duration = Duration::from_secs(60);
@@ -40,21 +43,14 @@ where
     let watch = connection::watch(connection.ping_pong());
     let accepting = async {
         loop {
-            let (request, mut respond) = match connection.accept().await {
+            let (request, respond) = match connection.accept().await {
                 None => return io::Error::new(io::ErrorKind::ConnectionAborted, "the server closed the connection"),
                 Some(Err(error)) => return io::Error::other(error),
                 Some(Ok(accepted)) => accepted,
             };
-            let mut response = Response::new(());
-            *response.status_mut() = StatusCode::OK;
-            // Fails only if the stream was reset meanwhile.
-            let Ok(send) = respond.send_response(response, false) else {
-                continue;
-            };
-            let stream = LinkStream::of_response(request.into_body(), send);
             let node = Arc::clone(&node);
             tasks.spawn(async move {
-                if let Err(error) = answer(node.as_ref(), stream).await {
+                if let Err(error) = answer(node.as_ref(), request.into_body(), respond).await {
                     tracing::debug!("a call of the server was cut: {error}");
                 }
             });
@@ -66,72 +62,103 @@ where
     }
 }
 
-/// Sends the answer of a call, which ends its stream.
-async fn finish(mut stream: impl AsyncWrite + Unpin, answer: &impl Serialize) -> io::Result<()> {
-    write_frame(&mut stream, answer).await?;
-    stream.shutdown().await
+/// A call that has arrived and is not answered.
+struct Caller {
+    body: RecvStream,
+    /// What has arrived after the call.
+    rest: BytesMut,
+    respond: SendResponse<Bytes>,
 }
 
-async fn answer(node: &dyn NodeApi, mut stream: LinkStream) -> io::Result<()> {
-    let text = tokio::time::timeout(CALL_BOUND, read_bytes(&mut stream, CALL_MAX)).await??;
+impl Caller {
+    fn begin(&mut self) -> io::Result<SendStream<Bytes>> {
+        let mut response = Response::new(());
+        *response.status_mut() = StatusCode::OK;
+        // Fails only if the stream was reset meanwhile.
+        self.respond.send_response(response, false).map_err(io::Error::other)
+    }
+
+    /// Sends the answer, which ends the stream. Its headers wait for it, so that all is one write and wakes the server once.
+    async fn finish(mut self, answer: &impl Serialize) -> io::Result<()> {
+        send_last(&mut self.begin()?, answer).await
+    }
+
+    /// Goes on as a stream.
+    fn into_stream(mut self) -> io::Result<LinkStream> {
+        let send = self.begin()?;
+        Ok(LinkStream::of_response(self.rest, self.body, send))
+    }
+}
+
+async fn answer(node: &dyn NodeApi, mut body: RecvStream, respond: SendResponse<Bytes>) -> io::Result<()> {
+    let (text, rest) = tokio::time::timeout(CALL_BOUND, read_first(&mut body, CALL_MAX)).await??;
+    let caller = Caller { body, rest, respond };
     let call = match serde_json::from_slice(&text) {
         Ok(call) => call,
         Err(error) => {
             let why = format!("this node does not understand the request: {error}");
-            return finish(stream, &Err::<(), _>(NodeError::Unsupported(why))).await;
+            return caller.finish(&Err::<(), _>(NodeError::Unsupported(why))).await;
         }
     };
     drop(text);
     match call {
-        Call::Permit(request) => finish(stream, &node.permit(*request).await).await,
+        Call::Permit(request) => caller.finish(&node.permit(*request).await).await,
         Call::GiveBack(id, number) => {
             node.give_back(&id, number);
-            finish(stream, &Ok::<(), NodeError>(())).await
+            caller.finish(&Ok::<(), NodeError>(())).await
         }
-        Call::Start(request) => finish(stream, &node.start(*request).await).await,
-        Call::Kill(id) => finish(stream, &node.kill(&id).await).await,
-        Call::Freeze(id) => finish(stream, &node.freeze(&id).await).await,
-        Call::Claim(request) => finish(stream, &node.claim(*request).await).await,
-        Call::Pause(request) => pause(node, request, stream).await,
-        Call::Resume(request) => finish(stream, &node.resume(*request).await).await,
-        Call::Commit(id, merge) => finish(stream, &node.commit(&id, merge).await).await,
-        Call::Fork(request) => finish(stream, &node.fork(*request).await).await,
-        Call::CopyDisk(id, memory) => finish(stream, &node.copy_disk(&id, memory).await).await,
+        Call::Start(request) => caller.finish(&node.start(*request).await).await,
+        Call::Kill(id) => caller.finish(&node.kill(&id).await).await,
+        Call::Freeze(id) => caller.finish(&node.freeze(&id).await).await,
+        Call::Claim(request) => caller.finish(&node.claim(*request).await).await,
+        Call::Pause(request) => pause(node, request, caller.into_stream()?).await,
+        Call::Resume(request) => caller.finish(&node.resume(*request).await).await,
+        Call::Commit(id, merge) => caller.finish(&node.commit(&id, merge).await).await,
+        Call::Fork(request) => caller.finish(&node.fork(*request).await).await,
+        Call::CopyDisk(id, memory) => caller.finish(&node.copy_disk(&id, memory).await).await,
         Call::CommitCopy(disk, merge, memory) => {
             let committed = node.commit_copy(&disk, merge, memory.as_ref()).await;
-            finish(stream, &committed).await
+            caller.finish(&committed).await
         }
-        Call::Memories => finish(stream, &node.memories().await).await,
-        Call::RemoveMemory(build) => finish(stream, &node.remove_memory(&build).await).await,
-        Call::Layers => finish(stream, &node.layers().await).await,
-        Call::RemoveLayer(id) => finish(stream, &node.remove_layer(&id).await).await,
-        Call::ExportLayer(id) => export(node, &id, stream).await,
+        Call::Memories => caller.finish(&node.memories().await).await,
+        Call::RemoveMemory(build) => caller.finish(&node.remove_memory(&build).await).await,
+        Call::Layers => caller.finish(&node.layers().await).await,
+        Call::RemoveLayer(id) => caller.finish(&node.remove_layer(&id).await).await,
+        Call::ExportLayer(id) => export(node, &id, caller).await,
         Call::ImportLayer(id, bytes) => {
-            let (archive, answers) = tokio::io::split(stream);
+            let (archive, answers) = tokio::io::split(caller.into_stream()?);
             let imported = node.import_layer(&id, bytes, LayerStream::new(archive)).await;
-            finish(answers, &imported).await
+            end(answers, &imported).await
         }
-        Call::BaseVersion => finish(stream, &node.base_version().await).await,
+        Call::BaseVersion => caller.finish(&node.base_version().await).await,
         Call::Dial(id, port) => match node.dial(&id, port).await {
             Ok(guest) => {
+                let mut stream = caller.into_stream()?;
                 write_frame(&mut stream, &Ok::<(), DialError>(())).await?;
                 relay(stream, guest).await
             }
-            Err(error) => finish(stream, &Err::<(), _>(error)).await,
+            Err(error) => caller.finish(&Err::<(), _>(error)).await,
         },
-        Call::SetEgress(id, policy) => finish(stream, &node.set_egress(&id, policy).await).await,
-        Call::Reconcile(wanted) => finish(stream, &node.reconcile(wanted).await).await,
+        Call::SetEgress(id, policy) => caller.finish(&node.set_egress(&id, policy).await).await,
+        Call::Reconcile(wanted) => caller.finish(&node.reconcile(wanted).await).await,
         Call::Subscribe(ahead) => match node.subscribe().await {
             Ok(events) => {
+                let mut stream = caller.into_stream()?;
                 write_frame(&mut stream, &Ok::<(), NodeError>(())).await?;
                 send_events(events, stream, ahead).await
             }
-            Err(error) => finish(stream, &Err::<(), _>(error)).await,
+            Err(error) => caller.finish(&Err::<(), _>(error)).await,
         },
-        Call::Samples => finish(stream, &node.samples().await).await,
-        Call::Capacity => finish(stream, &node.capacity().await).await,
-        Call::EgressCounters => finish(stream, &node.egress_counters().await).await,
+        Call::Samples => caller.finish(&node.samples().await).await,
+        Call::Capacity => caller.finish(&node.capacity().await).await,
+        Call::EgressCounters => caller.finish(&node.egress_counters().await).await,
     }
+}
+
+/// Sends an answer, and ends its stream.
+async fn end(mut stream: impl AsyncWrite + Unpin, answer: &impl Serialize) -> io::Result<()> {
+    write_frame(&mut stream, answer).await?;
+    stream.shutdown().await
 }
 
 async fn pause(node: &dyn NodeApi, request: PauseSandbox, mut stream: LinkStream) -> io::Result<()> {
@@ -147,18 +174,19 @@ async fn pause(node: &dyn NodeApi, request: PauseSandbox, mut stream: LinkStream
             pausing.await
         }
     };
-    finish(stream, &paused).await
+    end(stream, &paused).await
 }
 
-async fn export(node: &dyn NodeApi, id: &LayerId, mut stream: LinkStream) -> io::Result<()> {
+async fn export(node: &dyn NodeApi, id: &LayerId, caller: Caller) -> io::Result<()> {
     match node.export_layer(id).await {
         Ok(mut archive) => {
+            let mut stream = caller.into_stream()?;
             write_frame(&mut stream, &Ok::<(), NodeError>(())).await?;
             // An archive that is incomplete is not ended, but cut.
             tokio::io::copy(&mut archive, &mut stream).await?;
             stream.shutdown().await
         }
-        Err(error) => finish(stream, &Err::<(), _>(error)).await,
+        Err(error) => caller.finish(&Err::<(), _>(error)).await,
     }
 }
 

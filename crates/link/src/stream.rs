@@ -17,8 +17,11 @@ use h2::client::ResponseFuture;
 use h2::{FlowControl, RecvStream, SendStream};
 use http::StatusCode;
 use parking_lot::Mutex;
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::JoinSet;
+
+use crate::frame;
 
 /// How many bytes of a stream may be on their way or wait to be read.
 pub(crate) const WINDOW_BYTES: u32 = 256 << 10;
@@ -35,6 +38,82 @@ struct Inbox {
     reader: Option<Waker>,
 }
 
+/// Sends a frame as the last bytes of a stream: together with the headers before it and the end, if nothing holds it up.
+pub(crate) async fn send_last(send: &mut SendStream<Bytes>, value: &impl Serialize) -> io::Result<()> {
+    let mut frame = Bytes::from(frame::encode(value)?);
+    loop {
+        let count = std::future::poll_fn(|cx| poll_capacity(send, frame.len(), cx)).await?;
+        let part = frame.split_to(count);
+        let is_last = frame.is_empty();
+        send.send_data(part, is_last).map_err(cut)?;
+        if is_last {
+            return Ok(());
+        }
+    }
+}
+
+/// Reads one frame of at most `max` bytes from the beginning of `body`, and returns it with what has arrived after it. The
+/// peer may send as much again, but for that.
+pub(crate) async fn read_first(body: &mut RecvStream, max: u32) -> io::Result<(Vec<u8>, BytesMut)> {
+    let mut read = BytesMut::new();
+    let mut length = None;
+    let mut arrived = 0;
+    loop {
+        if length.is_none()
+            && let Some(head) = read.first_chunk()
+        {
+            length = Some(frame::length(*head, max)?);
+            read.advance(head.len());
+        }
+        if let Some(length) = length
+            && read.len() >= length
+        {
+            let rest = read.split_off(length);
+            release(body, arrived - rest.len());
+            return Ok((read.into(), rest));
+        }
+        release(body, arrived);
+        let Some(data) = body.data().await else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let data = data.map_err(cut)?;
+        arrived = data.len();
+        read.extend_from_slice(&data);
+    }
+}
+
+fn release(body: &mut RecvStream, count: usize) {
+    // Fails only for more than has arrived.
+    let _ = body.flow_control().release_capacity(count);
+}
+
+/// The body of an answer.
+pub(crate) async fn answered(response: ResponseFuture) -> io::Result<RecvStream> {
+    let response = response.await.map_err(cut)?;
+    if response.status() != StatusCode::OK {
+        let text = format!("the node refused a request with status {}", response.status());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(response.into_body())
+}
+
+/// How many of `wanted` bytes may be sent now.
+fn poll_capacity(send: &mut SendStream<Bytes>, wanted: usize, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    let wanted = wanted.min(WRITE_MAX);
+    send.reserve_capacity(wanted);
+    loop {
+        match send.capacity() {
+            0 => match ready!(send.poll_capacity(cx)) {
+                // Capacity that was there may be gone by the time that it is asked for.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(cut(error))),
+                None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            },
+            capacity => return Poll::Ready(Ok(wanted.min(capacity))),
+        }
+    }
+}
+
 /// A byte stream of a link.
 #[derive(Debug)]
 pub(crate) struct LinkStream {
@@ -48,23 +127,23 @@ pub(crate) struct LinkStream {
 impl LinkStream {
     /// The stream of a request that was sent.
     pub(crate) fn of_request(response: ResponseFuture, send: SendStream<Bytes>) -> Self {
-        Self::filled(send, async move {
-            let response = response.await.map_err(cut)?;
-            if response.status() != StatusCode::OK {
-                let text = format!("the node refused a request with status {}", response.status());
-                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-            }
-            Ok(response.into_body())
-        })
+        Self::filled(send, BytesMut::new(), answered(response))
     }
 
-    /// The stream of a request that was accepted.
-    pub(crate) fn of_response(body: RecvStream, send: SendStream<Bytes>) -> Self {
-        Self::filled(send, async move { Ok(body) })
+    /// The stream of a request that was accepted, of which `read` is the first that has not been used.
+    pub(crate) fn of_response(read: BytesMut, body: RecvStream, send: SendStream<Bytes>) -> Self {
+        Self::filled(send, read, async move { Ok(body) })
     }
 
-    fn filled(send: SendStream<Bytes>, body: impl Future<Output = io::Result<RecvStream>> + Send + 'static) -> Self {
-        let inbox = Arc::new(Mutex::new(Inbox::default()));
+    fn filled(
+        send: SendStream<Bytes>,
+        read: BytesMut,
+        body: impl Future<Output = io::Result<RecvStream>> + Send + 'static,
+    ) -> Self {
+        let inbox = Arc::new(Mutex::new(Inbox {
+            buffer: read,
+            ..Inbox::default()
+        }));
         let filling = Arc::clone(&inbox);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
@@ -141,20 +220,7 @@ impl AsyncWrite for LinkStream {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let wanted = buf.len().min(WRITE_MAX);
-        self.send.reserve_capacity(wanted);
-        let capacity = loop {
-            match self.send.capacity() {
-                0 => match ready!(self.send.poll_capacity(cx)) {
-                    // Capacity that was there may be gone by the time that it is asked for.
-                    Some(Ok(_)) => {}
-                    Some(Err(error)) => return Poll::Ready(Err(cut(error))),
-                    None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
-                },
-                capacity => break capacity,
-            }
-        };
-        let count = wanted.min(capacity);
+        let count = ready!(poll_capacity(&mut self.send, buf.len(), cx))?;
         let sent = self.send.send_data(Bytes::copy_from_slice(&buf[..count]), false);
         Poll::Ready(sent.map(|()| count).map_err(cut))
     }
@@ -169,5 +235,87 @@ impl AsyncWrite for LinkStream {
             self.send.send_data(Bytes::new(), true).map_err(cut)?;
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::connection;
+
+    /// Both ends of a stream whose request was sent, with the connections' tasks.
+    async fn stream(tasks: &mut JoinSet<()>) -> (LinkStream, RecvStream, h2::server::SendResponse<Bytes>) {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let (caller, called) = tokio::join!(
+            connection::caller().handshake::<_, Bytes>(near),
+            connection::called().handshake::<_, Bytes>(far)
+        );
+        let (mut requests, connection) = caller.unwrap();
+        let mut called = called.unwrap();
+        tasks.spawn(async move { connection.await.unwrap() });
+        let request = Request::builder().uri("https://node/call").body(()).unwrap();
+        let (response, send) = requests.send_request(request, false).unwrap();
+        let (request, respond) = called.accept().await.unwrap().unwrap();
+        tasks.spawn(async move { while called.accept().await.is_some() {} });
+        (LinkStream::of_request(response, send), request.into_body(), respond)
+    }
+
+    #[tokio::test]
+    async fn what_follows_the_first_frame_is_read_after_it() {
+        let mut tasks = JoinSet::new();
+        let (mut near, mut body, mut respond) = stream(&mut tasks).await;
+        let more: Vec<u8> = (0..=255).cycle().take(3 * WINDOW_BYTES as usize).collect();
+        let sent = more.clone();
+        let writing = tokio::spawn(async move {
+            for part in [&[0, 0][..], &[0, 3, b'1'], &[b'2', b'3', b'r', b'e']] {
+                near.write_all(part).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            near.write_all(&sent).await.unwrap();
+            near.shutdown().await.unwrap();
+            let mut answer = Vec::new();
+            near.read_to_end(&mut answer).await.unwrap();
+            assert_eq!(answer, b"\0\0\0\x04true");
+        });
+        let (frame, rest) = read_first(&mut body, 3).await.unwrap();
+        assert_eq!(frame, b"123");
+        let mut far = LinkStream::of_response(rest, body, respond.send_response(Response::new(()), false).unwrap());
+        let mut read = Vec::new();
+        far.read_to_end(&mut read).await.unwrap();
+        assert_eq!((&read[..2], &read[2..] == more), (&b"re"[..], true));
+        send_last(&mut far.send, &true).await.unwrap();
+        writing.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_first_frame_is_bounded_and_whole() {
+        let mut tasks = JoinSet::new();
+        let (mut near, mut body, _respond) = stream(&mut tasks).await;
+        near.write_all(&[0, 0, 0, 4, 1, 2, 3, 4]).await.unwrap();
+        let error = read_first(&mut body, 3).await.unwrap_err();
+        assert!(error.to_string().contains("a frame of 4 bytes"), "{error}");
+        let (mut near, mut body, _respond) = stream(&mut tasks).await;
+        near.write_all(&[0, 0, 0, 4, 1, 2, 3]).await.unwrap();
+        near.shutdown().await.unwrap();
+        let error = read_first(&mut body, 4).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[tokio::test]
+    async fn an_answer_larger_than_the_window_is_sent_as_it_is_read() {
+        let mut tasks = JoinSet::new();
+        let (mut near, _body, mut respond) = stream(&mut tasks).await;
+        let text = "a".repeat(3 * WINDOW_BYTES as usize);
+        let sending = async {
+            let mut send = respond.send_response(Response::new(()), false).unwrap();
+            send_last(&mut send, &text).await.unwrap();
+        };
+        let mut answer = Vec::new();
+        let (_, read) = tokio::join!(sending, near.read_to_end(&mut answer));
+        read.unwrap();
+        assert_eq!(answer.len(), text.len() + 6);
     }
 }

@@ -21,6 +21,7 @@ from testing.cache import Cache, default_root
 from testing.display import Display
 from testing.kept_target import VARIABLE, KeptTarget, forget, own_names
 from testing.options import Options, UsageError, parse
+from testing.pace import Pace
 from testing.plan import COMPILE, PROGRAM, Place, Selection
 from testing.report import FAILED, LEFT, PASSED, Outcome
 from testing.runner import Runner, exit_code
@@ -100,7 +101,8 @@ def run(options: Options) -> int:
     try:
         if options.hunt:
             return hunted(options, tasks, place, environment, display, seed)
-        runner = Runner(tasks, room(options.lanes), place.run, environment, display, hold_entries(place, held), options.keep_going)
+        passed = hold_entries(place, held)
+        runner = Runner(tasks, room(options.lanes), place.run, environment, display, passed, options.keep_going, Pace())
         outcomes = runner.go()
         if kept and any(outcome.task.name in (PROGRAM, COMPILE) and outcome.status == FAILED for outcome in outcomes):
             kept.discard()

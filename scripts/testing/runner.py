@@ -15,10 +15,11 @@ from types import FrameType
 
 from testing import machine, processes, report
 from testing.display import Display
+from testing.pace import Pace
 from testing.processes import Process
 from testing.report import ENDED, FAILED, LEFT, PASSED, Outcome
 from testing.schedule import next_tasks
-from testing.tasks import Task
+from testing.tasks import LANE, Task
 from testing.timings import read
 
 PAUSE_S = 0.1
@@ -37,6 +38,7 @@ class Runner:
         display: Display,
         passed: Callable[[Task], None] | None = None,
         goes_on: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         self.tasks = tasks
         self.room = room
@@ -46,6 +48,8 @@ class Runner:
         self.passed = passed
         # Whether a failure leaves the others as they are.
         self.goes_on = goes_on
+        # Without one, suites begin as soon as there is a place for them.
+        self.pace = pace
         self.mark = processes.new_mark()
         self.environment = {**environment, processes.MARK: self.mark}
         self.running: dict[str, Process] = {}
@@ -90,6 +94,8 @@ class Runner:
             succeeded = {name for name, outcome in self.outcomes.items() if outcome.status == PASSED}
             failed = set(self.outcomes) - succeeded
             for task in next_tasks(self.tasks, succeeded, self.running, self.room, failed):
+                if not self._in_pace(task):
+                    continue
                 if task.timings:
                     task.timings.unlink(missing_ok=True)
                 self.beginning = True
@@ -101,6 +107,17 @@ class Runner:
                 if task.place == "lane":
                     self.display.event(f"began {task.name}")
         return bool(self.running)
+
+    def _in_pace(self, task: Task) -> bool:
+        """Whether a task that may begin does so now. Only suites wait for each other."""
+        if self.pace is None or task.place != LANE:
+            return True
+        beside = sum(process.task.place == LANE for process in self.running.values())
+        now_s = time.monotonic()
+        if not self.pace.allows(beside, now_s):
+            return False
+        self.pace.began(now_s)
+        return True
 
     def _reap(self) -> None:
         for name, process in list(self.running.items()):

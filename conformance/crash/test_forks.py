@@ -166,6 +166,7 @@ def test_criu_is_killed(crashing: Platform) -> None:
         assert not list(Path(crashing.data_dir, "kept").glob("*/image*"))
     print(f"killed {killed} times: {statuses}, {failed} children failed")
     assert killed > 0
+    lived = 0
     for _ in range(3):
         with httpx.Client(base_url=crashing.url, headers=holder.api.headers, timeout=60) as api:
             killer = threading.Thread(target=kill_a_restore, args=[crashing])
@@ -174,8 +175,10 @@ def test_criu_is_killed(crashing: Platform) -> None:
             killer.join()
         assert answer.status_code == 201, answer.text
         entries = answer.json()
-        (error,) = [entry["error"] for entry in entries if "error" in entry]
-        assert error["code"] == 500, error
+        # Children that wait for the same checkpoint while none of them has started share the failure of one.
+        errors = [entry["error"] for entry in entries if "error" in entry]
+        assert errors and all(error["code"] == 500 for error in errors), entries
+        lived += len(entries) - len(errors)
         holder.goes_on()
         for entry in entries:
             if "sandbox" in entry:
@@ -184,6 +187,7 @@ def test_criu_is_killed(crashing: Platform) -> None:
                 assert child.kill() is True
         until(lambda: len(list(disks.glob("*.img"))) == 1, "no disk of a child is left")
         assert len(holder.api.get("/v2/sandboxes").json()) == 1
+    assert lived > 0, "no child of a fork lived"
     holder.box.kill()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
+from harness.patience import within
 from harness.traffic import until
 
 OPTIONS = (
@@ -91,10 +92,10 @@ def chromium(home: Path, authority: str | None) -> Iterator[Page]:
         address = profile / "DevToolsActivePort"
         until(lambda: address.exists() and address.read_text().count("\n") == 1, "the browser listens", within_s=60)
         port, path = address.read_text().split("\n")
-        with connect(f"ws://127.0.0.1:{port}{path}", max_size=None) as browser:
+        with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=within(10)) as browser:
             browser.send(json.dumps({"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
             target = json.loads(browser.recv(timeout=60))["result"]["targetId"]
-            with connect(f"ws://127.0.0.1:{port}/devtools/page/{target}", max_size=None) as devtools:
+            with connect(f"ws://127.0.0.1:{port}/devtools/page/{target}", max_size=None, open_timeout=within(10)) as devtools:
                 yield Page(devtools)
             browser.send(json.dumps({"id": 2, "method": "Browser.close"}))
         started.wait(20)

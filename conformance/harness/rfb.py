@@ -12,6 +12,8 @@ from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives.ciphers import Cipher, modes
 from websockets.sync.client import ClientConnection, connect
 
+from harness.patience import within
+
 VERSION = b"RFB 003.008\n"
 OPEN, PASSWORD = 1, 2
 # 32 bits of a pixel, the first byte red.
@@ -95,5 +97,5 @@ def answer(challenge: bytes, password: str) -> bytes:
 def viewer(url: str, password: str | None) -> Iterator[Viewer]:
     """A viewer of the server behind a WebSocket, for as long as the context lasts."""
     trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
-    with connect(url, ssl=trust, subprotocols=["binary"], max_size=None) as socket:  # type: ignore[list-item]
+    with connect(url, ssl=trust, subprotocols=["binary"], max_size=None, open_timeout=within(10)) as socket:  # type: ignore[list-item]
         yield Viewer(socket, password)

@@ -14,6 +14,7 @@ import pytest
 from e2b import Sandbox
 from websockets.sync.client import connect
 
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import by_name, get, program, until, wait_served
 
@@ -130,7 +131,7 @@ def test_a_websocket_server(sandbox: Sandbox, platform: Platform) -> None:
     host = sandbox.get_host(9000)
 
     listening(sandbox, 9000)
-    with connect(f"ws://{host}/chat", sock=raw(platform), max_size=None) as client:
+    with connect(f"ws://{host}/chat", sock=raw(platform), max_size=None, open_timeout=within(10)) as client:
         client.send("hello")
         assert client.recv(timeout=20) == "hello"
         large = os.urandom(3 * 1024 * 1024)

@@ -17,9 +17,10 @@ use crate::readers::{Readers, processor_time};
 /// Results of a search that does not say how many, and the bounds of what it can say.
 const LIMIT_DEFAULT: usize = 10;
 const LIMIT: (u64, u64) = (1, 50);
-/// Processor time of a command, and how long it may take altogether, and wait for its turn.
+/// Processor time of a command, and how long it may take altogether, and wait for its turn: on a busy host what runs at the
+/// lowest priority gets little of the processors.
 const COMMAND_TIME: Duration = Duration::from_millis(200);
-const COMMAND_WAIT: Duration = Duration::from_secs(2);
+const COMMAND_WAIT: Duration = Duration::from_secs(10);
 /// Commands at the same time, so that searches find a thread.
 const COMMANDS: usize = 1;
 /// Suffixes that are always accepted, besides the configured one: the neutral name and that of the service whose

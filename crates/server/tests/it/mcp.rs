@@ -2,8 +2,6 @@
 
 #![expect(clippy::needless_pass_by_value, reason = "JSON is written where a helper takes it")]
 
-use std::time::{Duration, Instant};
-
 use docs::catalogue;
 use serde_json::{Value, json};
 use server::settings::McpSettings;
@@ -505,124 +503,35 @@ async fn the_path_and_the_names_are_configurable() {
     }
 }
 
-/// A generator of numbers with a fixed seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).expect("31 bits") % most
-    }
-}
-
 #[tokio::test]
-async fn a_thousand_hostile_commands_do_nothing_but_answer() {
-    const PARTS: &[&str] = &[
-        "rg",
-        "cat",
-        "ls",
-        "tree",
-        "head",
-        "-C",
-        "-L",
-        "-n",
-        "-e",
-        "--",
-        "-",
-        "..",
-        "/../../etc/passwd",
-        "/proc/self/environ",
-        "*",
-        "?",
-        "[a-z]",
-        "{a,b}",
-        "|",
-        "||",
-        "&&",
-        ";",
-        ">",
-        ">>",
-        "<",
-        "<<",
-        "$(id)",
-        "`id`",
-        "$HOME",
-        "${x}",
-        "~root",
+async fn hostile_commands_are_answered() {
+    // A thousand of them are in the tests of `docs`; here it is about the endpoint, which runs them at the lowest priority.
+    let commands = [
+        "",
+        "cat /proc/self/environ",
+        "cat ../../../etc/passwd",
+        "ls $(id) `id` | sh",
+        "rg --pre=/bin/sh sandbox",
+        "head -n -99999999999999999999 /quickstart",
+        "\u{0}\u{1b}[2J\u{202e}\n",
         "'",
-        "\"",
-        "\\",
-        "\n",
-        "\r\n",
-        "\t",
-        "\u{0}",
-        "\u{1b}[2J",
-        "\u{202e}",
-        "\u{feff}",
-        "é",
-        "\u{10ffff}",
-        "(a+)+$",
-        "(a|a)*b",
-        r"\w{1000}",
-        "a{1000}{1000}",
-        "((((((((((",
-        "(?R)",
-        r"(a)\1",
-        "(?=x)",
-        "[[:alpha:]",
-        r"\p{Greek}{500}",
-        "-99999999999999999999",
-        "999999999999",
-        "--pre=/bin/sh",
-        "--follow",
-        "-uuu",
-        "--config",
-        "/dev/zero",
-        "file:///etc/passwd",
-        "%2e%2e%2f",
-        "....//",
-        "/./././",
-        "//",
-        "(?i)(a|b|c|d|e|f|g){0,60}z",
-        r"(\w+\s+){50}x",
-        r"(.*)(.*)(.*)(.*)(.*)\d$",
+        "rg '((((((((((' /",
+        "rg '(?=x)' /",
+        r"rg 'a{1000}{1000}' /",
+        r"rg '(.*)(.*)(.*)(.*)(.*)\d$' /",
     ];
     let platform = TestPlatform::start().await;
-    let mut random = Random(20_261_122);
-    let (mut slowest, mut refused) = (Duration::ZERO, 0);
-    for n in 0..1000 {
-        let mut command = String::new();
-        for _ in 0..=random.below(6) {
-            let part = PARTS[random.below(PARTS.len())];
-            let times = if random.below(8) == 0 { random.below(400) } else { 1 };
-            command.push_str(&part.repeat(times));
-            if random.below(4) > 0 {
-                command.push(' ');
-            }
-        }
-        if n % 4 == 0 {
-            command = format!("rg '{}' /", command.replace('\'', ""));
-        }
-        let begun = Instant::now();
+    for command in commands {
         let reply = call(&platform, &tool(TOOLS[3], json!({"command": command}))).await;
-        slowest = slowest.max(begun.elapsed());
         assert_eq!(reply.status, 200, "{command:?}: {reply:?}");
         assert!(reply.text.len() < 256 * 1024, "{command:?}");
         if reply.json["error"].is_object() {
             error(&reply, 200, -32602, json!(7));
-            refused += 1;
         } else {
-            let (text, failed) = text(&reply);
-            refused += usize::from(failed);
+            let (text, _) = text(&reply);
             assert!(!text.contains("root:x:0:0"), "{command:?}");
         }
     }
-    assert!(refused > 300, "{refused}");
-    // The time of a command is bounded at 200 ms; the rest is a slow machine.
-    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
     // Bytes that are not UTF-8 are no JSON.
     for at in [0_u8, 0x80, 0xc0, 0xff] {
         let mut body = tool(TOOLS[3], json!({"command": "ls X"})).to_string().into_bytes();

@@ -18,6 +18,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.beside import beside
+from harness.patience import within
 from harness.platform import Platform
 from harness.ports import free_port
 from harness.traffic import until
@@ -168,6 +169,30 @@ def test_without_root_one_message_says_what_is_missing(platform: Platform) -> No
     assert failed.returncode == 1
     assert "root" in failed.stderr
     assert "panicked" not in failed.stderr
+
+
+def test_a_user_whom_the_host_does_not_know_can_use_postgresql(platform: Platform) -> None:
+    """The client of PostgreSQL wants a name and a home. Here nothing answers, which is what has to be said."""
+    with tempfile.TemporaryDirectory(prefix="rf-nobody-") as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        program = shutil.copy(platform.binary, place / "ringfence")
+        (place / "data").mkdir()
+        os.chown(place / "data", 54321, 54321)
+        address = f"127.0.0.1:{free_port()}"
+        failed = subprocess.run(
+            [program, "server", "--data-dir", place / "data", "--listen", f"127.0.0.1:{free_port()}"],
+            user=54321,
+            group=54321,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=within(60),
+            env={"PATH": "/usr/bin:/bin", "RINGFENCE_DATABASE_URL": f"postgres://somebody:secret@{address}/somewhere"},
+        )
+    assert failed.returncode == 1, (failed.returncode, failed.stderr)
+    assert "database" in failed.stderr and address in failed.stderr, failed.stderr
+    assert "secret" not in failed.stderr and "panicked" not in failed.stderr
 
 
 def test_every_setting_is_documented(platform: Platform) -> None:

@@ -108,6 +108,7 @@ fn operator() -> ExitCode {
     // Neither programs that are started from here nor their users need them.
     runtime::environment::forget(master_key::MASTER_ENV);
     runtime::environment::forget(config::blobs::KEY_ENV);
+    runtime::environment::name_user();
     let settings = match sources.resolve() {
         Ok(settings) => Config {
             log_format: cli.log_format(settings.log_format),

@@ -58,6 +58,15 @@ pub(crate) fn forget_variable(name: &CStr) {
     }
 }
 
+/// Sets a variable of the environment unless there is one of that name.
+pub(crate) fn set_variable_if_absent(name: &CStr, value: &CStr) {
+    // SAFETY: the caller has one thread, so nothing else reads or changes the environment. Both texts end with a NUL and are
+    // copied. It fails without memory, or for a name with `=`; then the variable stays absent.
+    unsafe {
+        libc::setenv(name.as_ptr(), value.as_ptr(), 0);
+    }
+}
+
 /// Result of `clone3`.
 #[derive(Debug)]
 pub(crate) enum Cloned {

@@ -202,7 +202,7 @@ async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) 
     tracing::info!(sandbox.id = %entry.id, team.id = %entry.team, "the operator kills a sandbox");
     match operator.sandboxes.stop_because(&entry, EndReason::Operator).await {
         Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
-        Some(StopOutcome::Failed) => {
+        Some(StopOutcome::Failed | StopOutcome::Away | StopOutcome::Unrecorded) => {
             let why = format!("sandbox {id} could not be killed yet: retrying, see the log of the platform");
             Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))
         }

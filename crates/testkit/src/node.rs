@@ -20,10 +20,10 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox, MemoryInfo,
-    NoCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest,
-    ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage, StartSandbox,
-    StartedSandbox, Wanted, WantedState,
+    Failure, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
+    MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
+    PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage,
+    StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -289,6 +289,7 @@ impl FakeNode {
         match behaviour {
             Behaviour::Works | Behaviour::PanicsAfterwards | Behaviour::ExitsEarly => Ok(()),
             Behaviour::Fails => Err(NodeError::failed(SECRET)),
+            Behaviour::Lost => Err(NodeError::Unreachable(Failure::new(SECRET))),
             Behaviour::Full => Err(NodeError::Capacity(SECRET.to_owned())),
             Behaviour::Unsupported => Err(NodeError::Unsupported(SECRET.to_owned())),
             Behaviour::Panics => panic!("the fake node panics as configured"),

@@ -143,10 +143,14 @@ impl CountedAs {
 /// The outcome of ending a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopOutcome {
-    /// Nothing of it runs any more.
+    /// Nothing of it runs any more, and it has no row.
     Gone,
-    /// The node or the database failed; it will be retried.
+    /// The node failed; it will be retried.
     Failed,
+    /// The node is not connected, or did not answer. It will be retried, at the latest when the node connects again.
+    Away,
+    /// Nothing of it runs any more, and the database could not record that; it will be retried.
+    Unrecorded,
 }
 
 /// Why a row was not changed.
@@ -308,7 +312,7 @@ impl SandboxEntry {
     /// [`Arrival::Cancel`] if it is the one that ends it, and [`Arrival::Wait`] if it is that because an attempt has failed.
     pub(crate) fn begin_stop(&self) -> Arrival {
         self.change(|current| {
-            let is_retry = current.stopped == Some(StopOutcome::Failed);
+            let is_retry = current.stopped.is_some_and(|outcome| outcome != StopOutcome::Gone);
             let arrival = current.state.arrival(Command::Stop { is_retry });
             if matches!(arrival, Arrival::Cancel | Arrival::Wait) {
                 current.apply(Transition::Stop);

@@ -83,13 +83,16 @@ impl Sandboxes {
             Ok(()) | Err(NodeError::NotFound(_)) => {}
             Err(error) => {
                 tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox");
-                return StopOutcome::Failed;
+                return match error {
+                    NodeError::Away | NodeError::Unreachable(_) => StopOutcome::Away,
+                    _ => StopOutcome::Failed,
+                };
             }
         }
         if let Err(error) = turn.node.rows.sandbox_delete(id).await {
             self.tracked
                 .store_failed(&error, id, "cannot remove the row of an ended sandbox");
-            return StopOutcome::Failed;
+            return StopOutcome::Unrecorded;
         }
         self.tracked.remove(&turn.node, id);
         StopOutcome::Gone
@@ -121,7 +124,7 @@ struct StopReport {
 impl Drop for StopReport {
     fn drop(&mut self) {
         // The next session of its node finds it in its row, and ends it.
-        if self.outcome == StopOutcome::Failed && !self.entry.node.over.is_cancelled() {
+        if self.outcome != StopOutcome::Gone && !self.entry.node.over.is_cancelled() {
             let again_us = self.sandboxes.clock.now_us() + STOP_RETRY_US;
             self.sandboxes.tracked.deadlines.set(&self.entry.id, again_us);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde_json::json;
+use sqlx::{AnyConnection, Connection as _, Executor as _};
 
 use super::platform::{BASE, Behaviour, TestPlatform, within};
 
@@ -170,6 +171,50 @@ async fn a_failed_termination_is_reported_and_retried() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_kill_whose_outcome_is_not_known_yet_is_503_and_retried() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let path = format!("/sandboxes/{id}");
+    *platform.node.kill.lock() = Behaviour::Lost;
+    let reply = platform.call("DELETE", &path, "").await;
+    assert!(reply.error(503).contains("not connected"), "{reply:?}");
+    assert_eq!(reply.json["error_code"], "node_away");
+    assert_eq!(reply.header("retry-after"), "1");
+    *platform.node.kill.lock() = Behaviour::Works;
+    assert_eq!(platform.call("DELETE", &path, "").await.status, 204);
+}
+
+#[tokio::test]
+async fn a_kill_that_the_database_cannot_record_is_503_and_retried() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create("").await;
+    let path = format!("/sandboxes/{id}");
+    let url = format!("sqlite:{}", platform.directory.path().join("test.db").display());
+    let mut raw = AnyConnection::connect(&url).await.expect("a database");
+    let refuse =
+        "BEGIN; CREATE TRIGGER kept BEFORE DELETE ON sandboxes BEGIN SELECT RAISE(ABORT, 'no deletes'); END; COMMIT";
+    raw.execute(refuse).await.expect("a trigger");
+    for _ in 0..2 {
+        let reply = platform.call("DELETE", &path, "").await;
+        assert!(reply.error(503).contains("does not run any more"), "{reply:?}");
+        assert_eq!(reply.header("retry-after"), "1");
+        assert!(platform.node.ids().is_empty(), "something of it runs");
+        platform.call("GET", &path, "").await.error(404);
+    }
+    raw.execute("DROP TRIGGER kept").await.expect("no trigger");
+    // If no client retries, the platform does.
+    platform.clock.advance(2);
+    let id = id.parse().expect("an id");
+    within(async {
+        while platform.store.sandbox_by_id(&id).await.expect("a database").is_some() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    platform.call("DELETE", &path, "").await.error(404);
 }
 
 #[tokio::test]

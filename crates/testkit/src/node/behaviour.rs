@@ -7,6 +7,8 @@ pub enum Behaviour {
     Works,
     /// The call fails.
     Fails,
+    /// The connection is lost before the call does anything, so that nobody knows what became of it.
+    Lost,
     /// The call fails because the host has no capacity.
     Full,
     /// The call fails because the host does not support it.

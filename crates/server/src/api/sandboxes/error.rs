@@ -55,6 +55,28 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, format!("sandbox \"{id}\" is being killed"))
     }
 
+    /// 503: the sandbox is being killed, and its node is not connected.
+    pub(crate) fn kill_away(id: impl std::fmt::Display) -> Self {
+        let why = format!(
+            "the node of sandbox \"{id}\" is not connected, so whether it is killed is not known yet: it will be once the node \
+             is back"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+            .code("node_away")
+            .retry_after(SOON_S)
+    }
+
+    /// 503: nothing of the sandbox runs any more, and the database could not record that.
+    pub(crate) fn kill_unrecorded(id: impl std::fmt::Display) -> Self {
+        let why = format!(
+            "sandbox \"{id}\" does not run any more, but the database could not record that: the platform tries again, and \
+             so may you"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+            .code("internal_server_error")
+            .retry_after(SOON_S)
+    }
+
     /// 409: the sandbox is being paused or resumed; `verb` says which.
     pub(crate) fn changing(id: impl std::fmt::Display, verb: &str) -> Self {
         let why = format!("sandbox \"{id}\" is being {verb}: try again in a moment");

@@ -71,6 +71,8 @@ pub(crate) async fn delete_sandbox(
     match sandboxes.stop(&entry).await {
         Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
         Some(StopOutcome::Failed) => Err(ApiError::internal()),
+        Some(StopOutcome::Away) => Err(ApiError::kill_away(id)),
+        Some(StopOutcome::Unrecorded) => Err(ApiError::kill_unrecorded(id)),
         None => Err(ApiError::no_sandbox(id)),
     }
 }

@@ -1,7 +1,8 @@
 """When a suite may begin beside others, so that a slow machine is not asked for more than it can do.
 
 Suites begin with what costs most: they start a platform, make sandboxes, and read everything for the first time. Two that begin
-together wait for each other, and so do the tests in them. So a suite begins some time after the one before; and beyond a
+together wait for each other, and so do the tests in them. So where the processors are busy, a suite begins some time
+after the one before; and beyond a
 number of them that always run together, another one begins only where the processors have room for it. What waits for
 processors shows in the average of the last minute, which the machine counts.
 """
@@ -13,6 +14,9 @@ from collections.abc import Callable
 
 # Seconds from the beginning of a suite to that of the next one: starting a platform and its first sandboxes takes 5 to 15 s.
 APART_S = 20.0
+# Programs that want to run, for each processor, up to which suites need not begin apart. One suite alone makes 0.5 to 1; the short
+# ones at the end of a run would wait for nothing otherwise.
+CALM = 1.5
 # Suites that run together whatever the load is: fewer would leave processors idle, because tests mostly wait.
 ALWAYS = 2
 # Programs that want to run, for each processor, up to which one more suite begins. Two suites and a compile make 2 to 3; with 5
@@ -40,7 +44,9 @@ class Pace:
         """Whether a suite may begin beside so many others. If nothing runs, there is nothing to wait for."""
         if running == 0:
             return True
-        return now_s - self._last_s >= APART_S and (running < ALWAYS or self._load() <= ROOM)
+        load = self._load()
+        is_apart = load <= CALM or now_s - self._last_s >= APART_S
+        return is_apart and (running < ALWAYS or load <= ROOM)
 
     def began(self, now_s: float) -> None:
         """A suite has begun."""

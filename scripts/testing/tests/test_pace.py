@@ -10,19 +10,25 @@ from pathlib import Path
 
 from testing import pace
 from testing.display import Display
-from testing.pace import ALWAYS, APART_S, ROOM, Pace
+from testing.pace import ALWAYS, APART_S, CALM, ROOM, Pace
 from testing.report import PASSED
 from testing.runner import Runner
 from testing.tasks import CARGO, LANE, PREPARE, Task
 
 
 class Deciding(unittest.TestCase):
-    def test_suites_begin_apart(self) -> None:
-        decides = Pace(lambda: 0.0)
+    def test_suites_begin_apart_where_the_processors_are_busy(self) -> None:
+        decides = Pace(lambda: CALM + 0.1)
         self.assertTrue(decides.allows(0, 100.0))
         decides.began(100.0)
         self.assertFalse(decides.allows(1, 100.0 + APART_S - 0.1))
         self.assertTrue(decides.allows(1, 100.0 + APART_S))
+
+    def test_on_a_calm_machine_they_begin_at_once(self) -> None:
+        decides = Pace(lambda: CALM)
+        decides.began(100.0)
+        self.assertTrue(decides.allows(1, 100.1))
+        self.assertTrue(decides.allows(ALWAYS, 100.1))
 
     def test_nothing_is_waited_for_when_nothing_runs(self) -> None:
         decides = Pace(lambda: 100.0)

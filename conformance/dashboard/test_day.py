@@ -432,7 +432,7 @@ def test_every_page_is_accessible_in_both_schemes_on_a_desk_and_a_phone(shown: D
         f"{box}/ports": "Make a link",
         f"{box}/network": "Outbound rules",
         "/dashboard/templates": "base",
-        "/dashboard/templates/base": "every team",
+        "/dashboard/templates/base": "Kept ready",
         "/dashboard/injections": "Secrets",
         "/dashboard/keys": "Last used",
         "/dashboard/events": "Webhooks",

@@ -40,6 +40,7 @@ use super::page::{cut, parse_token, with_next};
 use super::query::shape::{PageLimit, Params, Text, query};
 use crate::builds::Builds;
 use crate::clock::rfc3339;
+use crate::sandboxes::Sandboxes;
 use crate::templates::TemplateName;
 use error::NoTemplate;
 
@@ -201,9 +202,12 @@ impl TemplateBuild {
 
 /// A template with a page of its builds.
 #[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 struct TemplateWithBuilds {
     #[serde(flatten)]
     template: Template,
+    /// How many sandboxes of it are kept ready at the moment, for any team: a create request takes one of them.
+    kept_ready: usize,
     /// The builds, newest first.
     builds: Vec<TemplateBuild>,
 }
@@ -442,6 +446,7 @@ pub(crate) async fn list_default_templates(
 pub(crate) async fn get_template(
     State(store): State<Store>,
     State(builds): State<Arc<Builds>>,
+    State(sandboxes): State<Arc<Sandboxes>>,
     caller: Caller,
     NamePath(text): NamePath,
     Params(page): Params<PageParameters>,
@@ -461,7 +466,12 @@ pub(crate) async fn get_template(
     }
     let next = rows.last().filter(|_| more);
     let next = next.map(|build| (build.created_us, build.id.clone()));
+    let pooled = sandboxes.nodes.pooled();
     let detail = TemplateWithBuilds {
+        kept_ready: pooled
+            .iter()
+            .filter(|one| one.is_ready && one.template == row.id)
+            .count(),
         template: Template::new(overview, &team),
         builds: rows.into_iter().map(TemplateBuild::new).collect(),
     };

@@ -152,6 +152,8 @@ async fn a_pooled_sandbox_belongs_to_nobody_and_is_claimed() {
     let platform = TestPlatform::start_adjusted(|settings| settings.pool = base(2)).await;
     let pooled = until_frozen(&platform, 2).await;
     let id = pooled.iter().next().expect("one").as_str();
+    let kept_ready = async || platform.call("GET", "/templates/base", "").await.json["keptReady"].clone();
+    assert_eq!(kept_ready().await, 2);
     // Nothing of a client, and nothing that it reaches.
     for request in platform.node.started.lock().iter() {
         assert_eq!(request.init.env_vars, None);

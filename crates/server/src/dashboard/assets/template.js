@@ -114,6 +114,8 @@ export async function mount(root, context) {
         ['Size', `${number(template.cpuCount)} CPU, ${bytes(number(template.memoryMB) * 1024 * 1024)} of memory, ${bytes(number(template.diskSizeMB) * 1024 * 1024)} of disk`],
         ['Used by', template.isDefault ? 'every team' : template.public ? 'every team that knows its name' : 'this team'],
         ['Sandboxes created', String(number(template.spawnCount))],
+        // Only where the template itself was read: a list has no such figure.
+        ...(template.keptReady === undefined ? [] : [['Kept ready', `${number(template.keptReady)} sandboxes at the moment`]]),
         ['Last created', timeElement(template.lastSpawnedAt)],
         ['Builds', String(number(template.buildCount))],
         ['Created', moment(template.createdAt)],

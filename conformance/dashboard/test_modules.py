@@ -42,8 +42,9 @@ window.start = (kind) => {{
 }}
 window.grid = () => [...document.querySelectorAll('.terminal-row')].map((row) => row.textContent.trimEnd()).join('\\n')
 window.state = () => document.querySelector('.terminal-state, .files-state').textContent
+window.button = (text) => [...document.querySelectorAll('button, a')].find((one) => (one.getAttribute('aria-label') ?? one.textContent) === text)
 window.press = (text) => {{
-  const found = [...document.querySelectorAll('button, a')].find((one) => (one.getAttribute('aria-label') ?? one.textContent) === text)
+  const found = window.button(text)
   if (!found) throw new Error(`no button ${{text}}`)
   found.click()
 }}
@@ -179,6 +180,12 @@ def eventually(page: Page, expression: str) -> Any:
     return until(lambda: page.run(expression), lambda: f"{expression}: {page.run('document.body.innerText')}")
 
 
+def press(page: Page, name: str) -> None:
+    """Presses a button once it is there: what says that something was done may be there before the list is read again."""
+    eventually(page, f"button({json.dumps(name)}) !== undefined")
+    page.run(f"press({json.dumps(name)})")
+
+
 def keys(page: Page, text: str) -> None:
     page.call("Input.insertText", text=text)
 
@@ -245,7 +252,7 @@ def test_several_lines_are_pasted_after_a_question(page: Page, box: Sandbox) -> 
     page.run("paste('one\\n\\u202etwo\\n')")
     assert page.run("document.querySelector('.terminal-question pre').textContent") == "one\n\\u{202e}two\n"
     assert page.run("document.activeElement.textContent") == "Cancel"
-    page.run("press('Cancel')")
+    press(page, "Cancel")
     assert page.run("document.querySelector('.terminal-question').hidden")
     page.run("paste('three\\nfour\\n'); press('Paste')")
     # As it was typed, and as the program printed it.
@@ -294,7 +301,7 @@ def test_a_broken_stream_is_connected_again_by_a_button_only(page: Page, box: Sa
     origin.break_streams()
     eventually(page, "/^The connection has ended/.test(state())")
     assert origin.streams == set()
-    page.run("press('Reconnect')")
+    press(page, "Reconnect")
     eventually(page, "state() === 'Connected.'")
     enter(page, "echo still-$kept")
     eventually(page, "/^still-17$/m.test(grid())")
@@ -324,25 +331,25 @@ def test_hostile_names_are_text(page: Page, box: Sandbox) -> None:
     assert page.run("document.querySelectorAll('#root img').length") == 0
     assert page.run("document.title") == "modules"
     # Each of them is the file that it looks like.
-    page.run("press('View photo\\\\u{202e}gpj.exe')")
+    press(page, "View photo\\u{202e}gpj.exe")
     eventually(page, "document.querySelector('.files-view pre')?.textContent === 'photo\\\\u{202e}gpj.exe'")
     download = page.run("fetch([...document.querySelectorAll('a[download]')].find((one) => one.getAttribute('aria-label') === 'Download line\\\\nend').href).then((got) => got.text())")
     assert download == "line\nend"
-    page.run("press('Remove line\\\\nend')")
+    press(page, "Remove line\\nend")
     assert page.run("document.activeElement.textContent") == "Cancel"
-    page.run("press('Remove')")
+    press(page, "Remove")
     eventually(page, "state() === 'Removed line\\\\nend.' && document.activeElement.tagName === 'H3'")
     assert not box.files.exists("/home/user/line\nend")
 
 
 def test_files_are_made_renamed_uploaded_and_viewed(page: Page, box: Sandbox) -> None:
     folder(page)
-    page.run("press('New folder')")
+    press(page, "New folder")
     keys(page, "new one")
     key(page, "Enter")
     page.run("document.querySelector('.files-question')?.requestSubmit()")
     eventually(page, "state() === 'The folder was created.'")
-    page.run("press('Open the folder new one')")
+    press(page, "Open the folder new one")
     eventually(page, "document.querySelector('h3').textContent === '/home/user/new one'")
     page.run("upload('up.txt', 'first\\nsecond')")
     eventually(page, "state() === '1 of 1 uploaded.'")
@@ -350,22 +357,22 @@ def test_files_are_made_renamed_uploaded_and_viewed(page: Page, box: Sandbox) ->
     # Not replaced without a question.
     page.run("upload('up.txt', 'other')")
     eventually(page, "document.querySelector('.files-question') !== null")
-    page.run("press('Cancel')")
+    press(page, "Cancel")
     assert box.files.read("/home/user/new one/up.txt") == "first\nsecond"
     page.run("upload('up.txt', 'other')")
     eventually(page, "document.querySelector('.files-question') !== null")
-    page.run("press('Replace')")
+    press(page, "Replace")
     eventually(page, "state() === '1 of 1 uploaded.' && document.querySelector('.files-question') === null")
     until(lambda: box.files.read("/home/user/new one/up.txt") == "other", "the file is replaced")
     box.files.write("/home/user/new one/taken", "")
-    page.run("press('Rename up.txt')")
+    press(page, "Rename up.txt")
     page.run("document.querySelector('.files-question input').value = 'taken'; document.querySelector('.files-question').requestSubmit()")
     eventually(page, "/already_exists/.test(state())")
-    page.run("press('Rename up.txt')")
+    press(page, "Rename up.txt")
     page.run("document.querySelector('.files-question input').value = 'moved'; document.querySelector('.files-question').requestSubmit()")
     eventually(page, "state() === 'Renamed to moved.'")
     assert box.files.read("/home/user/new one/moved") == "other"
-    page.run("press('Parent folder')")
+    press(page, "Parent folder")
     eventually(page, "document.querySelector('h3').textContent === '/home/user'")
 
 
@@ -375,13 +382,13 @@ def test_what_is_shown_is_bounded(page: Page, box: Sandbox) -> None:
     box.files.write("/home/user/binary", b"\x7fELF\0\0")
     folder(page)
     # One line, which a browser would lay out for seconds if it were left in one piece.
-    page.run("press('View large')")
+    press(page, "View large")
     eventually(page, "document.querySelector('.files-view pre')?.textContent === 'x'.repeat(1 << 20)")
     assert page.run("(() => { const begun = performance.now(); document.querySelector('.files-view pre').style.width = '301px'; document.body.offsetHeight; return performance.now() - begun })()") < within(2) * 1000
     assert page.run("document.querySelector('.files-view p').textContent") == "Only the first 1.0 MiB are shown."
-    page.run("press('View binary')")
+    press(page, "View binary")
     eventually(page, "/binary/.test(document.querySelector('.files-view p')?.textContent)")
-    page.run("press('Open the folder many')")
+    press(page, "Open the folder many")
     eventually(page, "document.querySelectorAll('tbody tr').length === 1000")
     assert page.run("document.querySelector('.files-table p').textContent").startswith("7 more entries")
 

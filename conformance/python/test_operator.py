@@ -188,7 +188,7 @@ def test_a_user_whom_the_host_does_not_know_can_use_postgresql(platform: Platfor
             capture_output=True,
             text=True,
             timeout=within(60),
-            env={"PATH": "/usr/bin:/bin", "RINGFENCE_DATABASE_URL": f"postgres://somebody:secret@{address}/somewhere"},
+            env={"PATH": "/usr/bin:/bin", "RINGFENCE_DATABASE_URL": f"postgres://anyone:secret@{address}/somewhere"},
         )
     assert failed.returncode == 1, (failed.returncode, failed.stderr)
     assert "database" in failed.stderr and address in failed.stderr, failed.stderr

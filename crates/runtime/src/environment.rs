@@ -86,9 +86,9 @@ mod tests {
         if uid == 0 {
             assert!(said.contains("PGUSER=Ok(\"root\") HOME=Ok(\"/root\")"), "{said}");
         }
-        let said = run(Some("/elsewhere"), Some("somebody"));
+        let said = run(Some("/elsewhere"), Some("anybody"));
         assert!(
-            said.contains("PGUSER=Ok(\"somebody\") HOME=Ok(\"/elsewhere\")"),
+            said.contains("PGUSER=Ok(\"anybody\") HOME=Ok(\"/elsewhere\")"),
             "{said}"
         );
     }

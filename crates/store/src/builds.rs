@@ -18,6 +18,7 @@ pub use self::request::{BuildRequested, BuildTarget, NewBuild};
 use crate::Store;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 
 /// The tag of references without one.
 pub const DEFAULT_TAG: &str = "default";
@@ -152,7 +153,7 @@ impl Store {
         .bind(build.node_id.as_ref().map(NodeId::as_str))
         .bind(build.reason.as_ref().map(|reason| reason.message.clone()))
         .bind(build.reason.as_ref().and_then(|reason| reason.step.clone()))
-        .execute(&mut *tx)
+        .execute_in(&mut tx)
         .await
         .map_err(|error| classify(&error, "build", WHAT))?;
         crate::tags::assign(&mut tx, &build.template_id, &build.id, DEFAULT_TAG, build.created_us).await?;

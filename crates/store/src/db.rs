@@ -5,68 +5,23 @@
 //! wait for the writer. PostgreSQL needs no separation: `read` and `write` are the same pool.
 
 use std::fs::{File, OpenOptions};
-use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use sqlx::any::{AnyArguments, AnyRow};
-use sqlx::pool::PoolConnection;
-use sqlx::{Any, AnyConnection, AnyPool, Executor};
+use sqlx::AnyPool;
+use sqlx::any::AnyRow;
 
 use crate::dialect::Engine;
 use crate::error::{Failure, StoreError, classify};
 use crate::postgres::Server;
 use crate::reserve::{Reserve, sibling_path};
 use crate::row::{Columns, FromColumns};
+use crate::statement::{Query, Transaction, single};
 
 /// How long a ping waits, and how long it takes at most to find out why there was no answer.
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A statement with its arguments.
-pub(crate) type Query = sqlx::query::Query<'static, Any, AnyArguments>;
-
-/// A transaction that may write. Its connection returns to the pool after a successful commit, and is closed in every
-/// other case, which rolls the transaction back: after an error only the engine knows the state of a transaction.
-/// SQLite rolls some transactions back by itself (a full disk, an I/O error) and refuses the `ROLLBACK` that follows,
-/// after which a counter of open transactions would stay wrong. So there is no counter, and the driver's own
-/// transactions are not used.
-#[derive(Debug)]
-pub(crate) struct Transaction {
-    connection: PoolConnection<Any>,
-    is_open: bool,
-}
-
-impl Transaction {
-    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
-        self.connection.execute("COMMIT").await?;
-        self.is_open = false;
-        Ok(())
-    }
-}
-
-impl Deref for Transaction {
-    type Target = AnyConnection;
-
-    fn deref(&self) -> &AnyConnection {
-        &self.connection
-    }
-}
-
-impl DerefMut for Transaction {
-    fn deref_mut(&mut self) -> &mut AnyConnection {
-        &mut self.connection
-    }
-}
-
-impl Drop for Transaction {
-    fn drop(&mut self) {
-        if self.is_open {
-            self.connection.close_on_drop();
-        }
-    }
-}
 
 /// The connections of one database.
 #[derive(Debug, Clone)]
@@ -149,7 +104,10 @@ impl Db {
         what: &'static str,
         query: Query,
     ) -> Result<Vec<T>, StoreError> {
-        let rows = query.fetch_all(&self.read).await;
+        let rows = single(self.engine, &self.read, |connection| {
+            Box::pin(query.fetch_all(connection))
+        })
+        .await;
         let rows = rows.map_err(|error| classify(&error, T::TABLE, what))?;
         rows.iter().map(Columns::decode).collect()
     }
@@ -159,7 +117,10 @@ impl Db {
         what: &'static str,
         query: Query,
     ) -> Result<Option<T>, StoreError> {
-        let row = query.fetch_optional(&self.read).await;
+        let row = single(self.engine, &self.read, |connection| {
+            Box::pin(query.fetch_optional(connection))
+        })
+        .await;
         let row = row.map_err(|error| classify(&error, T::TABLE, what))?;
         row.as_ref().map(Columns::decode).transpose()
     }
@@ -175,10 +136,11 @@ impl Db {
 
     /// Runs a statement that changes rows, and returns how many. `row` is the kind of row, for errors.
     pub(crate) async fn write(&self, row: &'static str, what: &'static str, query: Query) -> Result<u64, StoreError> {
-        let result = query
-            .execute(&self.write)
-            .await
-            .map_err(|error| classify(&error, row, what))?;
+        let result = single(self.engine, &self.write, |connection| {
+            Box::pin(query.execute(connection))
+        })
+        .await;
+        let result = result.map_err(|error| classify(&error, row, what))?;
         Ok(result.rows_affected())
     }
 
@@ -191,10 +153,11 @@ impl Db {
         what: &'static str,
         query: Query,
     ) -> Result<Option<T>, StoreError> {
-        let rows: Vec<AnyRow> = query
-            .fetch_all(&self.write)
-            .await
-            .map_err(|error| classify(&error, T::TABLE, what))?;
+        let rows = single(self.engine, &self.write, |connection| {
+            Box::pin(query.fetch_all(connection))
+        })
+        .await;
+        let rows: Vec<AnyRow> = rows.map_err(|error| classify(&error, T::TABLE, what))?;
         rows.first().map(Columns::decode).transpose()
     }
 
@@ -269,16 +232,9 @@ impl Db {
     }
 
     pub(crate) async fn begin(&self, what: &'static str) -> Result<Transaction, StoreError> {
-        let begun = async {
-            // Marked open before the statement is sent: a caller cancelled while it runs leaves a transaction as well.
-            let mut tx = Transaction {
-                connection: self.write.acquire().await?,
-                is_open: true,
-            };
-            tx.execute(self.engine.begin()).await?;
-            Ok(tx)
-        };
-        begun.await.map_err(|error: sqlx::Error| classify(&error, "row", what))
+        Transaction::begin(self.engine, &self.write)
+            .await
+            .map_err(|error| classify(&error, "row", what))
     }
 }
 

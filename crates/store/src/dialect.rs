@@ -1,5 +1,10 @@
 //! The differences between SQLite and PostgreSQL, except how connections are opened.
 
+use std::time::Duration;
+
+/// How long PostgreSQL may take to answer a statement. The longest, which remove old records, take a second or two on a busy
+/// database; one that waits for a lock may wait for several of these.
+const ANSWER: Duration = Duration::from_secs(15);
 /// The advisory lock of migrations on PostgreSQL: "ringfenc" as a number, unlikely to be used by another program.
 const MIGRATION_LOCK: i64 = i64::from_be_bytes(*b"ringfenc");
 
@@ -17,6 +22,14 @@ impl Engine {
         match self {
             Self::Sqlite => "BEGIN IMMEDIATE",
             Self::Postgres => "BEGIN",
+        }
+    }
+
+    /// How long a statement may take, if something bounds it.
+    pub(crate) fn answer(self) -> Option<Duration> {
+        match self {
+            Self::Sqlite => None,
+            Self::Postgres => Some(ANSWER),
         }
     }
 

@@ -8,6 +8,7 @@ use model::id::NodeId;
 use crate::Store;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 
 /// How long tokens are remembered that have expired or were used, for clear errors, in microseconds.
 const REMEMBERED_US: i64 = 7 * 24 * 60 * 60 * 1_000_000;
@@ -114,7 +115,7 @@ impl Store {
                 .bind(hash)
                 .bind(node.as_str())
                 .bind(now_us)
-                .execute(&mut *tx)
+                .execute_in(&mut tx)
                 .await
                 .map_err(failed)?;
         if used.rows_affected() == 0 {
@@ -129,7 +130,7 @@ impl Store {
             .bind(node.as_str())
             .bind(name)
             .bind(now_us)
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(failed)?;
         tx.commit().await.map_err(failed)?;

@@ -36,6 +36,7 @@ mod postgres;
 mod reserve;
 mod row;
 mod slug;
+mod statement;
 
 pub mod builds;
 pub mod error;

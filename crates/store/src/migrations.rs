@@ -6,9 +6,10 @@
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use crate::db::{Db, Transaction};
+use crate::db::Db;
 use crate::error::{StoreError, classify};
 use crate::slug::free_slug;
+use crate::statement::{InTransaction as _, Transaction};
 
 /// The steps, oldest first; the version of a step is its position, counted from 1.
 const STEPS: &[&str] = &[
@@ -38,7 +39,12 @@ pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
     let known = i64::try_from(STEPS.len()).expect("there are few steps");
     let mut tx = db.begin(WHAT).await?;
     if let Some((lock, argument)) = db.engine.migration_lock() {
-        execute(&mut tx, sqlx::query(lock).bind(argument)).await?;
+        // Another server may be changing the schema, for as long as that takes.
+        sqlx::query(lock)
+            .bind(argument)
+            .execute(tx.without_bound())
+            .await
+            .map_err(|error| classify(&error, ROW, WHAT))?;
     }
     execute(
         &mut tx,
@@ -54,7 +60,7 @@ pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
             continue;
         }
         sqlx::raw_sql(*step)
-            .execute(&mut *tx)
+            .execute(tx.without_bound())
             .await
             .map_err(|error| classify(&error, ROW, WHAT))?;
         let insert = sqlx::query("INSERT INTO schema_versions (version) VALUES ($1)").bind(version);
@@ -67,7 +73,7 @@ pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
 /// Gives teams of versions before step 8 their namespaces.
 async fn name_teams(tx: &mut Transaction) -> Result<(), StoreError> {
     let teams = sqlx::query("SELECT id, name FROM teams WHERE slug IS NULL ORDER BY created_us, id")
-        .fetch_all(&mut **tx)
+        .all_in(tx)
         .await
         .map_err(|error| classify(&error, ROW, WHAT))?;
     for team in teams {
@@ -85,9 +91,9 @@ async fn name_teams(tx: &mut Transaction) -> Result<(), StoreError> {
     Ok(())
 }
 
-async fn execute(tx: &mut Transaction, query: crate::db::Query) -> Result<(), StoreError> {
+async fn execute(tx: &mut Transaction, query: crate::statement::Query) -> Result<(), StoreError> {
     query
-        .execute(&mut **tx)
+        .execute_in(tx)
         .await
         .map_err(|error| classify(&error, ROW, WHAT))?;
     Ok(())
@@ -95,7 +101,7 @@ async fn execute(tx: &mut Transaction, query: crate::db::Query) -> Result<(), St
 
 async fn current(tx: &mut Transaction) -> Result<i64, StoreError> {
     let row: AnyRow = sqlx::query("SELECT COALESCE(MAX(version), 0) AS version FROM schema_versions")
-        .fetch_one(&mut **tx)
+        .one_in(tx)
         .await
         .map_err(|error| classify(&error, ROW, WHAT))?;
     row.try_get("version").map_err(|_| StoreError::Corrupt {

@@ -19,6 +19,7 @@ use model::id::{NodeId, OwnerId};
 use crate::Store;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -234,7 +235,7 @@ impl Store {
             .bind(request.lease.until_us)
             .bind(request.expired_us)
             .bind(lease_key(&request.node, 1))
-            .fetch_all(&mut *tx)
+            .all_in(&mut tx)
             .await
             .map_err(|error| classify(&error, "node", WHAT))?;
             if let Some(row) = rows.first() {
@@ -245,7 +246,7 @@ impl Store {
                 ] {
                     sqlx::query(sql)
                         .bind(request.node.as_str())
-                        .execute(&mut *tx)
+                        .execute_in(&mut tx)
                         .await
                         .map_err(|error| classify(&error, "node", WHAT))?;
                 }

@@ -27,6 +27,7 @@ use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 use crate::{Change, Store};
 
 /// A sandbox to create.
@@ -353,7 +354,7 @@ impl NodeRows {
         let rows = sqlx::query(delete)
             .bind(id.as_str())
             .bind(self.lease_key.clone())
-            .fetch_all(&mut *tx)
+            .all_in(&mut tx)
             .await
             .map_err(|error| classify(&error, "sandbox", WHAT))?;
         let row: Option<SandboxRow> = rows.first().map(Columns::decode).transpose()?;
@@ -365,7 +366,7 @@ impl NodeRows {
             )
             .bind(row.template_id.as_str())
             .bind(row.started_us)
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(|error| classify(&error, "template", WHAT))?;
         }

@@ -7,6 +7,7 @@ use sqlx::any::AnyRow;
 
 use crate::Store;
 use crate::error::{StoreError, classify};
+use crate::statement::InTransaction as _;
 
 /// A column that holds sealed text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,7 +152,7 @@ impl Store {
         let failed = |error: sqlx::Error| ResealError::Store(classify(&error, "secret", WHAT));
         let leased = sqlx::query("SELECT name FROM nodes WHERE lease_owner IS NOT NULL AND lease_until_us > $1")
             .bind(now_us)
-            .fetch_all(&mut *tx)
+            .all_in(&mut tx)
             .await
             .map_err(failed)?;
         if let Some(row) = leased.first() {
@@ -160,7 +161,7 @@ impl Store {
         }
         let mut replaced = 0;
         for column in SEALED {
-            let rows = sqlx::query(column.select).fetch_all(&mut *tx).await.map_err(failed)?;
+            let rows = sqlx::query(column.select).all_in(&mut tx).await.map_err(failed)?;
             for row in rows {
                 let key = text(&row, column.table, "row_key")?;
                 let sealed = text(&row, column.table, "sealed")?;
@@ -172,7 +173,7 @@ impl Store {
                         Some(drop) => sqlx::query(drop).bind(key).bind(now_us),
                     },
                 };
-                query.execute(&mut *tx).await.map_err(failed)?;
+                query.execute_in(&mut tx).await.map_err(failed)?;
                 replaced += 1;
             }
         }

@@ -1,7 +1,7 @@
 //! Namespaces of teams.
 
-use crate::db::Transaction;
 use crate::error::{StoreError, classify};
+use crate::statement::{InTransaction as _, Transaction};
 
 /// Finds a namespace for a team that no other team has: made of its name, and of its id where that is not enough.
 pub(crate) async fn free_slug(tx: &mut Transaction, id: &str, name: &str) -> Result<String, StoreError> {
@@ -15,7 +15,7 @@ pub(crate) async fn free_slug(tx: &mut Transaction, id: &str, name: &str) -> Res
         };
         let taken = sqlx::query("SELECT id FROM teams WHERE slug = $1")
             .bind(slug.clone())
-            .fetch_optional(&mut **tx)
+            .optional_in(tx)
             .await
             .map_err(|error| classify(&error, "team", WHAT))?;
         if taken.is_none() {

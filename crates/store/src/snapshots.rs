@@ -2,10 +2,10 @@
 
 use model::id::{BuildId, SandboxId, TeamId, TemplateId};
 
-use crate::db::{Query, Transaction};
 use crate::error::{StoreError, classify};
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::{InTransaction as _, Query, Transaction};
 use crate::{Store, tags};
 
 const WHAT: &str = "insert a snapshot";
@@ -138,7 +138,7 @@ fn use_of(named: Option<&Named>) -> NameUse {
 }
 
 async fn execute(tx: &mut Transaction, row: &'static str, query: Query) -> Result<u64, StoreError> {
-    let done = query.execute(&mut **tx).await;
+    let done = query.execute_in(tx).await;
     Ok(done.map_err(|error| classify(&error, row, WHAT))?.rows_affected())
 }
 
@@ -213,7 +213,7 @@ impl NodeRows {
                 let row = sqlx::query(NAMED)
                     .bind(team.to_owned())
                     .bind(alias.clone())
-                    .fetch_optional(&mut *tx)
+                    .optional_in(&mut tx)
                     .await
                     .map_err(|error| classify(&error, "template", WHAT))?;
                 row.as_ref().map(Columns::decode::<Named>).transpose()?

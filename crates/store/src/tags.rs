@@ -7,9 +7,9 @@
 use model::id::{BuildId, TemplateId};
 
 use crate::Store;
-use crate::db::Transaction;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::{InTransaction as _, Transaction};
 
 /// Maximum number of tags of a template.
 pub const TAGS_MAX: u32 = 1000;
@@ -105,7 +105,7 @@ pub(crate) async fn assign(
     let failed = |error: sqlx::Error| classify(&error, "tag", WHAT);
     sqlx::query("UPDATE templates SET is_public = is_public WHERE id = $1")
         .bind(template.as_str())
-        .execute(&mut **tx)
+        .execute_in(tx)
         .await
         .map_err(|error| classify(&error, "template", WHAT))?;
     sqlx::query(
@@ -116,7 +116,7 @@ pub(crate) async fn assign(
     .bind(tag)
     .bind(build.as_str())
     .bind(now_us)
-    .execute(&mut **tx)
+    .execute_in(tx)
     .await
     .map_err(failed)?;
     // Only a tag that is new can be one too many.
@@ -126,7 +126,7 @@ pub(crate) async fn assign(
     )
     .bind(template.as_str())
     .bind(tag)
-    .fetch_one(&mut **tx)
+    .one_in(tx)
     .await
     .map_err(failed)?;
     let tags: u64 = Columns::decode(&count)?;
@@ -146,7 +146,7 @@ pub(crate) async fn assign(
     .bind(template.as_str())
     .bind(tag)
     .bind(i64::from(HISTORY_MAX))
-    .execute(&mut **tx)
+    .execute_in(tx)
     .await
     .map_err(failed)?;
     Ok(true)

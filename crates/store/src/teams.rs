@@ -6,6 +6,7 @@ use crate::Store;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 use crate::slug::free_slug;
+use crate::statement::InTransaction as _;
 
 /// An owner of sandboxes, templates and keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl Store {
             .bind(team.name.as_str())
             .bind(team.created_us)
             .bind(slug)
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(|error| classify(&error, "team", WHAT))?;
         tx.commit().await.map_err(|error| classify(&error, "team", WHAT))?;

@@ -9,6 +9,7 @@ use crate::Store;
 use crate::builds::{BuildRow, BuildStatus};
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 
 /// A template, from which sandboxes are created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +173,7 @@ impl Store {
         .bind(template.spawn_count)
         .bind(template.last_spawned_us)
         .bind(template.created_us)
-        .execute(&mut *tx)
+        .execute_in(&mut tx)
         .await
         .map_err(|error| classify(&error, "template", WHAT))?;
         for alias in &template.aliases {
@@ -180,7 +181,7 @@ impl Store {
                 .bind(scope)
                 .bind(alias.as_str())
                 .bind(template.id.as_str())
-                .execute(&mut *tx)
+                .execute_in(&mut tx)
                 .await
                 .map_err(|error| classify(&error, "template alias", WHAT))?;
         }
@@ -259,7 +260,7 @@ impl Store {
         let changed = sqlx::query("UPDATE templates SET deleted_us = $2 WHERE id = $1 AND deleted_us IS NULL")
             .bind(id.as_str())
             .bind(now_us)
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(failed)?;
         if changed.rows_affected() == 0 {
@@ -267,7 +268,7 @@ impl Store {
         }
         let used = sqlx::query("SELECT id FROM sandboxes WHERE template_id = $1 LIMIT 1")
             .bind(id.as_str())
-            .fetch_optional(&mut *tx)
+            .optional_in(&mut tx)
             .await
             .map_err(failed)?;
         if used.is_some() {
@@ -275,7 +276,7 @@ impl Store {
         }
         sqlx::query("DELETE FROM template_aliases WHERE template_id = $1")
             .bind(id.as_str())
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(failed)?;
         let rows = sqlx::query(
@@ -284,7 +285,7 @@ impl Store {
         )
         .bind(id.as_str())
         .bind(now_us)
-        .fetch_all(&mut *tx)
+        .all_in(&mut tx)
         .await
         .map_err(failed)?;
         let builds = rows.iter().map(Columns::decode).collect::<Result<_, _>>()?;

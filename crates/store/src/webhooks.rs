@@ -11,6 +11,7 @@ use crate::Store;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 
 /// A webhook of a team, with its sealed secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -304,7 +305,7 @@ impl Store {
         let deleted = sqlx::query("DELETE FROM webhooks WHERE team_id = $1 AND id = $2")
             .bind(team.as_str())
             .bind(id.to_owned())
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(failed)?;
         if deleted.rows_affected() == 0 {
@@ -312,7 +313,7 @@ impl Store {
         }
         sqlx::query("DELETE FROM webhook_deliveries WHERE webhook_id = $1")
             .bind(id.to_owned())
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(failed)?;
         tx.commit().await.map_err(failed)?;
@@ -431,7 +432,7 @@ impl Store {
         .bind(attempt.status)
         .bind(attempt.error.clone())
         .bind(attempt.next_us)
-        .execute(&mut *tx)
+        .execute_in(&mut tx)
         .await
         .map_err(failed)?;
         let end = match attempt.next_us {
@@ -451,7 +452,7 @@ impl Store {
             .bind(next_us)
             .bind(i64::from(attempt.attempt)),
         };
-        end.execute(&mut *tx).await.map_err(failed)?;
+        end.execute_in(&mut tx).await.map_err(failed)?;
         tx.commit().await.map_err(failed)
     }
 

@@ -11,6 +11,7 @@ use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 use crate::{Change, Store};
 
 /// The reason of builds that a newer one replaced.
@@ -201,7 +202,7 @@ impl NodeRows {
         .bind(self.lease_key.clone())
         .bind(start.recipe_json.as_str())
         .bind(start.registry_sealed.as_ref().map(|sealed| sealed.as_str().to_owned()))
-        .execute(&mut *tx)
+        .execute_in(&mut tx)
         .await
         .map_err(failed)?;
         if changed.rows_affected() == 0 {
@@ -217,7 +218,7 @@ impl NodeRows {
         )
         .bind(template.as_str())
         .bind(id.as_str())
-        .fetch_all(&mut *tx)
+        .all_in(&mut tx)
         .await
         .map_err(failed)?;
         let builds: Vec<Tagged> = rows.iter().map(Columns::decode).collect::<Result<_, _>>()?;
@@ -236,7 +237,7 @@ impl NodeRows {
             .bind(sibling.as_str())
             .bind(REPLACED)
             .bind(start.now_us)
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(failed)?;
         }

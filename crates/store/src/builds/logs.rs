@@ -6,6 +6,7 @@ use model::log::Level;
 use crate::Store;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns};
+use crate::statement::InTransaction as _;
 
 /// An entry of the log of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +108,7 @@ impl Store {
             .bind(level_number(entry.level))
             .bind(entry.step.as_deref().map(clean))
             .bind(clean(&entry.message))
-            .execute(&mut *tx)
+            .execute_in(&mut tx)
             .await
             .map_err(|error| classify(&error, "entry of a log", WHAT))?;
         }

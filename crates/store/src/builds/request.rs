@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use model::id::{BuildId, TeamId, TemplateId};
 
 use crate::Store;
-use crate::db::{Query, Transaction};
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::{InTransaction as _, Query, Transaction};
 use crate::tags;
 
 const WHAT: &str = "request a build";
@@ -84,7 +84,7 @@ struct Active {
 }
 
 async fn execute(tx: &mut Transaction, row: &'static str, query: Query) -> Result<(), StoreError> {
-    let done = query.execute(&mut **tx).await;
+    let done = query.execute_in(tx).await;
     done.map_err(|error| classify(&error, row, WHAT))?;
     Ok(())
 }
@@ -92,7 +92,7 @@ async fn execute(tx: &mut Transaction, row: &'static str, query: Query) -> Resul
 /// The first column of the first row, `value`.
 async fn value(tx: &mut Transaction, query: Query) -> Result<Option<String>, StoreError> {
     use sqlx::Row as _;
-    let row = query.fetch_optional(&mut **tx).await;
+    let row = query.optional_in(tx).await;
     let row = row.map_err(|error| classify(&error, "template", WHAT))?;
     row.map(|row| {
         row.try_get("value").map_err(|_| StoreError::Corrupt {
@@ -128,7 +128,7 @@ async fn active(tx: &mut Transaction, team: &TeamId, now_us: i64) -> Result<Vec<
     )
     .bind(team.as_str())
     .bind(now_us.saturating_sub(ACTIVE_US))
-    .fetch_all(&mut **tx)
+    .all_in(tx)
     .await
     .map_err(|error| classify(&error, "build", WHAT))?;
     rows.iter().map(Columns::decode).collect()

@@ -94,7 +94,7 @@ async fn a_failed_commit_leaves_no_open_transaction() {
     sqlx::raw_sql(
         "PRAGMA defer_foreign_keys = ON; INSERT INTO users (id, team_id, name, created_us) VALUES ('u', 'none', 'n', 1)",
     )
-    .execute(&mut *tx)
+    .execute(tx.without_bound())
     .await
     .unwrap();
     tx.commit().await.unwrap_err();

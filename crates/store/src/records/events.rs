@@ -10,9 +10,9 @@ use model::id::{SandboxId, TeamId};
 
 use super::transaction::{WRITE, execute};
 use crate::Store;
-use crate::db::Transaction;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::{InTransaction as _, Transaction};
 
 /// A lifecycle event to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,16 +116,16 @@ impl FromColumns for Subscriber {
     }
 }
 
-async fn fetch<T: FromColumns>(tx: &mut Transaction, query: crate::db::Query) -> Result<Vec<T>, StoreError> {
+async fn fetch<T: FromColumns>(tx: &mut Transaction, query: crate::statement::Query) -> Result<Vec<T>, StoreError> {
     let rows = query
-        .fetch_all(&mut **tx)
+        .all_in(tx)
         .await
         .map_err(|error| classify(&error, "record", WRITE))?;
     rows.iter().map(Columns::decode).collect()
 }
 
 /// The number of deliveries that a query counts.
-async fn waiting(tx: &mut Transaction, query: crate::db::Query) -> Result<u32, StoreError> {
+async fn waiting(tx: &mut Transaction, query: crate::statement::Query) -> Result<u32, StoreError> {
     Ok(fetch(tx, query).await?.first().copied().unwrap_or(0))
 }
 
@@ -151,7 +151,7 @@ pub(super) async fn insert(
         .bind(event.body_json.clone())
         .bind(i64::try_from(event.bytes()).unwrap_or(i64::MAX));
         let inserted = query
-            .execute(&mut **tx)
+            .execute_in(tx)
             .await
             .map_err(|error| classify(&error, "record", WRITE))?;
         // One that was there already has its deliveries, or had them.

@@ -9,10 +9,10 @@ use model::log::Level;
 
 use super::transaction::{WRITE, execute};
 use crate::Store;
-use crate::db::{Query, Transaction};
 use crate::dialect::Engine;
 use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::{InTransaction as _, Query, Transaction};
 
 /// An entry of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -223,7 +223,7 @@ pub(super) async fn note_growth(tx: &mut Transaction, grown: &LogSize) -> Result
     .bind(grown.sandbox_id.as_str())
     .bind(i64::try_from(grown.entries).unwrap_or(i64::MAX))
     .bind(i64::try_from(grown.bytes).unwrap_or(i64::MAX))
-    .fetch_all(&mut **tx)
+    .all_in(tx)
     .await
     .map_err(|error| classify(&error, "record", WRITE))?;
     let row = rows.first().expect("an upsert without a condition returns its row");

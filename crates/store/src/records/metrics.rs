@@ -3,9 +3,9 @@
 use model::id::{SandboxId, TeamId};
 
 use crate::Store;
-use crate::db::Query;
 use crate::error::StoreError;
 use crate::row::{Columns, FromColumns};
+use crate::statement::Query;
 
 /// The samples of one sandbox over some minutes.
 #[derive(Debug, Clone, PartialEq, Eq)]

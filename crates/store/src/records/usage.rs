@@ -6,9 +6,9 @@
 use model::id::TeamId;
 
 use crate::Store;
-use crate::db::Query;
 use crate::error::StoreError;
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::Query;
 
 /// What a team used in a minute, as one process saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use model::lifecycle::row::RowChange;
 
 use super::row::{SandboxRow, columns};
 use crate::Change;
-use crate::db::Query;
 use crate::error::StoreError;
 use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns};
+use crate::statement::Query;
 
 /// The columns that a change of state sets besides the state and the version. Its arguments begin with `$4`.
 fn set_by(change: RowChange) -> &'static str {

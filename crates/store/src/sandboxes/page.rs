@@ -286,7 +286,7 @@ fn page_query(
     state: State,
     after: Option<&SandboxCursor>,
     limit: u32,
-) -> crate::db::Query {
+) -> crate::statement::Query {
     sqlx::query(sql)
         .bind(team.as_str())
         .bind(after.map(|cursor| cursor.started_us))

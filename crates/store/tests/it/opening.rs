@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use sqlx::{Connection, Row};
 use store::Store;
@@ -9,6 +10,7 @@ use store::error::StoreError;
 use store::keys::KeyMask;
 use store::nodes::LeaseOutcome;
 use store::sandboxes::SandboxRow;
+use store::teams::TeamRow;
 use tokio::task::JoinSet;
 
 use crate::database::Database;
@@ -279,5 +281,41 @@ async fn a_ping_says_where_the_server_was() {
     );
     server.start_again();
     store.ping().await.unwrap();
+    store.close().await;
+}
+
+/// A machine that is gone answers nothing, and its connections look open for a quarter of an hour.
+#[tokio::test]
+async fn a_server_that_stops_without_a_word_is_unavailable_in_time() {
+    // The time of a statement is 15 s, and that of a caller for a connection 10 s.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let server = Server::start();
+    let store = Store::open(&server.url("postgres")).await.unwrap();
+    team(&store, 1).await;
+
+    // More callers than there are connections, with single statements, and with transactions.
+    let callers = |first: u32| {
+        let mut calls = JoinSet::new();
+        for number in first..first + 12 {
+            let (reads, writes) = (store.clone(), store.clone());
+            let team = TeamRow {
+                id: team_id(number),
+                name: format!("team {number}"),
+                created_us: 1,
+            };
+            calls.spawn(async move { reads.team_list().await.map(drop) });
+            calls.spawn(async move { writes.team_insert(&team).await });
+        }
+        tokio::time::timeout(PATIENCE, calls.join_all())
+    };
+    let warm = callers(100).await.unwrap();
+    assert!(warm.iter().all(Result::is_ok), "{warm:?}");
+    server.freeze();
+    for answer in callers(200).await.expect("nobody waits for longer") {
+        assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
+    }
+    server.thaw();
+    let again = callers(300).await.unwrap();
+    assert!(again.iter().all(Result::is_ok), "no connection is missing: {again:?}");
     store.close().await;
 }

@@ -22,7 +22,7 @@ pub fn forget(name: &str) {
 /// Says in the environment who the user of this process is and what the home is, where it does not say so already. Only while
 /// the process has one thread: the environment is shared by all.
 ///
-/// The client of PostgreSQL asks the C library otherwise, whatever the address says. That library looks up a user whom
+/// The client of PostgreSQL asks the C library otherwise, where the address has no user or no password. That library looks up a user whom
 /// `/etc/passwd` does not have in the host's modules, which a static program cannot load: it ends by SIGSEGV. Containers often
 /// run as such a user.
 pub fn name_user() {

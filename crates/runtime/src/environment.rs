@@ -22,9 +22,9 @@ pub fn forget(name: &str) {
 /// Says in the environment who the user of this process is and what the home is, where it does not say so already. Only while
 /// the process has one thread: the environment is shared by all.
 ///
-/// The client of PostgreSQL asks the C library otherwise, where the address has no user or no password. That library looks up a user whom
-/// `/etc/passwd` does not have in the host's modules, which a static program cannot load: it ends by SIGSEGV. Containers often
-/// run as such a user.
+/// The client of PostgreSQL asks the C library otherwise, where the address has no user or no password. That library looks up a
+/// user whom `/etc/passwd` does not have in the host's modules, which a static program cannot load: it ends by SIGSEGV.
+/// Containers often run as such a user.
 pub fn name_user() {
     let uid = rustix::process::geteuid().as_raw();
     let mut passwd = Vec::new();

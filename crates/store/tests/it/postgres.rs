@@ -54,8 +54,6 @@ impl Server {
 
     /// Stops the server, as a crash would.
     pub(crate) fn stop(&mut self) {
-        // After a test that has failed while it was frozen.
-        self.thaw();
         // SIGQUIT ends a server immediately and, unlike SIGKILL, releases its shared memory.
         let sent = kill_process(Pid::from_child(&self.child), Signal::QUIT);
         let ended = self.child.wait();
@@ -65,28 +63,6 @@ impl Server {
         if !std::thread::panicking() {
             sent.unwrap();
             ended.unwrap();
-        }
-    }
-
-    /// Stops all processes of the server where they are: connections stay open, and nothing answers.
-    pub(crate) fn freeze(&self) {
-        self.signal_all(Signal::STOP);
-    }
-
-    /// Has the processes go on after [`Self::freeze`].
-    pub(crate) fn thaw(&self) {
-        self.signal_all(Signal::CONT);
-    }
-
-    /// Sends a signal to the server, and then to its children, of which it makes no more while it is stopped.
-    fn signal_all(&self, signal: Signal) {
-        let server = Pid::from_child(&self.child);
-        kill_process(server, signal).unwrap();
-        let id = server.as_raw_nonzero();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
-        for child in children.split_whitespace() {
-            // One may have ended meanwhile.
-            let _ = kill_process(Pid::from_raw(child.parse().unwrap()).unwrap(), signal);
         }
     }
 

@@ -84,14 +84,25 @@ def test_a_signal_ends_the_view_and_restores_the_terminal(platform: Platform, nu
 
 
 def test_hostile_names_are_text(platform: Platform) -> None:
-    name = "evil\x1b[2Jteam"
-    if platform.run("team", "create", name).returncode != 0:
-        # Refused where it comes from, which is as good.
-        return
-    made = platform.run("key", "create", "--team", name)
+    # What steers a terminal is refused in a name; what changes the order of what is seen is not.
+    assert platform.run("team", "create", "evil\x1b[2Jteam").returncode != 0
+    name, shown = "evil\u202eteam", "evil\\u{202e}team"
+    assert platform.run("team", "create", name).returncode == 0
+    made = platform.run("key", "create", "--team", name, "--name", "key\u2066\u200b")
+    assert made.returncode == 0, made.stderr
     box = Sandbox.create(timeout=120, api_key=made.stdout.strip())
     try:
         until(lambda: box.sandbox_id in platform.run("top", "--once").stdout, "it is listed")
-        assert "\x1b" not in platform.run("top", "--once").stdout
+        lists = [("top", "--once"), ("team", "list"), ("sandbox", "list"), ("sandbox", "show", box.sandbox_id)]
+        for words in lists:
+            said = platform.run(*words).stdout
+            assert shown in said and "\u202e" not in said, (words, said)
+        keys = platform.run("key", "list").stdout
+        assert "key\\u{2066}\\u{200b}" in keys and "\u2066" not in keys, keys
+        for words in lists[1:]:
+            said = platform.run(*words, "--format", "json").stdout
+            assert "\\u202e" in said and "\u202e" not in said and name in json.dumps(json.loads(said), ensure_ascii=False), (words, said)
+        refused = platform.run("key", "create", "--team", "no\u202eteam")
+        assert refused.returncode == 1 and "\u202e" not in refused.stderr and "no\\u{202e}team" in refused.stderr, refused.stderr
     finally:
         box.kill()

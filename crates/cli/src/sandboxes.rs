@@ -151,7 +151,8 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
     }
     let text: String = lines
         .into_iter()
-        .map(|(name, value)| format!("{name:<12} {value}\n"))
+        // The reason comes from the node, and the names from members of the team.
+        .map(|(name, value)| format!("{name:<12} {}\n", output::printable(&value)))
         .collect();
     output::text(&text)
 }

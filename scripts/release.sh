@@ -122,12 +122,12 @@ TEXT
   python3 "$root/scripts/notices.py" "$root" "$target"
 } >"$notices"
 
-# The pages for users, which may be in folders; those for developers stay in the repository.
+# The pages for users, which may be in folders, with their pictures; those for developers stay in the repository.
 pages() { # DIRECTORY
   local page
   while IFS= read -r page; do
     install -D -m 644 "$root/docs/$page" "$1/$page"
-  done < <(cd "$root/docs" && find . -name '*.md' -not -path './dev/*' -not -path './decisions/*' | sort)
+  done < <(cd "$root/docs" && find . \( -name '*.md' -o -path './pictures/*.png' \) -not -path './dev/*' -not -path './decisions/*' | sort)
 }
 
 # What shells and `man` need, at its places below a directory such as /usr.

@@ -255,6 +255,7 @@ fn both_packages_are_whole_and_the_same_each_time() {
     );
     let unpacked = place.temp.path().join("unpacked");
     Ran::of(tool("dpkg-deb").arg("-x").arg(&package).arg(&unpacked)).expect(0);
+    assert_pictures(&unpacked.join("usr/share/doc/ringfence/docs"));
     let mut sums = tool("md5sum");
     Ran::of(
         sums.args(["--check", "--strict"])
@@ -339,4 +340,27 @@ fn the_version_is_told() {
         ran.stdout.starts_with(concat!("ringfence ", env!("CARGO_PKG_VERSION"))),
         "{ran:?}"
     );
+}
+
+/// Checks that the pictures of all pages are beside them.
+fn assert_pictures(docs: &Path) {
+    let mut shown = 0;
+    let mut directories = vec![docs.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                let page = fs::read_to_string(&path).unwrap();
+                for picture in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                    if picture.ends_with(".png") {
+                        assert!(directory.join(picture).is_file(), "{}: {picture}", path.display());
+                        shown += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(shown > 0, "no page has a picture");
 }

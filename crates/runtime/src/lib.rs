@@ -44,6 +44,7 @@ mod kernel;
 pub mod launcher;
 mod launchers;
 mod layers;
+mod mapped;
 mod memories;
 mod modules;
 mod mounting;

@@ -13,7 +13,7 @@ use model::id::{DiskId, SandboxId};
 pub(crate) const IDS_PER_SLOT: u32 = 65_536;
 /// First id of slot 0 of region 0. Far above the ranges that distributions give to users (`/etc/subuid` starts at
 /// 100,000 and seldom passes a few million) and to services.
-const FIRST_ID: u32 = 0x2000_0000;
+pub(crate) const FIRST_ID: u32 = 0x2000_0000;
 /// Slots in a block. A data directory has a block for as many of its sandboxes, and gets another one when it needs more.
 pub(crate) const SLOTS_PER_BLOCK: u32 = 256;
 /// Slots of a data directory. Earlier versions gave each of them a region, which has this many, at once.

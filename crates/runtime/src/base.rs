@@ -5,6 +5,9 @@
 //! of the host is included except what packages put outside `/usr` and programs need (see `etc` and `packages`), as
 //! copies.
 //!
+//! Where the file system of `/usr` cannot be mounted with the ids of a sandbox, as in a container, a copy of it takes its place
+//! (see `host`).
+//!
 //! The copies must match `/usr`, so they are created anew when the host's packages change: a *version* is a directory
 //! named by a key of its sources, and `current` is a link to one of them. A sandbox uses the version that was current
 //! at its start for its whole life; a version that is no longer current is removed once none of the sandboxes is left
@@ -14,6 +17,7 @@ mod accounts;
 mod copy;
 mod etc;
 mod fixed;
+mod host;
 mod packages;
 mod root;
 mod sources;
@@ -26,6 +30,7 @@ mod tests;
 
 pub(crate) use etc::{hosts, resolver};
 pub(crate) use fixed::{AGENT, HOST_NAME};
+pub(crate) use host::HOST;
 pub use system::version_of_host;
 pub(crate) use usr::unsupported_reason;
-pub(crate) use versions::{CURRENT, Versions, packages_of};
+pub(crate) use versions::{CURRENT, Versions, megabytes, packages_of};

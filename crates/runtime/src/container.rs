@@ -51,6 +51,8 @@ const STAGES: [&str; 6] = ["cgroup", "clone", "disk", "overlay", "setup", "exec"
 const RESTORES_PER_START: usize = 2;
 /// Interval between checks for changes of the host's packages: about thirty names in its directories.
 const BASE_INTERVAL: Duration = Duration::from_secs(5);
+/// Doublings of that interval after as many failures, less one: five minutes at most. An attempt may copy all of `/usr`.
+const BASE_DOUBLINGS: u32 = 6;
 
 /// The cgroup tree of a data directory.
 ///
@@ -348,18 +350,28 @@ impl Driver for ContainerDriver {
 /// Runs on a thread of its own: it reads and writes thousands of files, and no create request waits for it.
 fn keep_base_current(container: &std::sync::Weak<ContainerDriver>) {
     let mut last = None;
+    // Failures in a row, and rounds that are left out after them.
+    let (mut failures, mut left) = (0_u32, 0_u32);
     while let Some(container) = container.upgrade() {
         if let Err(error) = container.storage.layers.sweep() {
             tracing::warn!("cannot remove layers that nothing uses, it is tried again: {error}");
         }
-        let names = || Ok(container.tree.names()?.iter().map(ToString::to_string).collect());
-        let outcome = container.storage.refresh_base(names).map_err(|error| error.to_string());
-        if let Err(error) = &outcome
-            && last.as_ref() != Some(error)
-        {
-            tracing::warn!("cannot update `base` after a change of the host's packages, it is tried again: {error}");
+        if left > 0 {
+            left -= 1;
+        } else {
+            let names = || Ok(container.tree.names()?.iter().map(ToString::to_string).collect());
+            let outcome = container.storage.refresh_base(names).map_err(|error| error.to_string());
+            if let Err(error) = &outcome
+                && last.as_ref() != Some(error)
+            {
+                tracing::warn!(
+                    "cannot update `base` after a change of the host's packages, it is tried again: {error}"
+                );
+            }
+            last = outcome.err();
+            failures = if last.is_some() { failures.saturating_add(1) } else { 0 };
+            left = (1 << failures.saturating_sub(1).min(BASE_DOUBLINGS)) - 1;
         }
-        last = outcome.err();
         drop(container);
         std::thread::park_timeout(BASE_INTERVAL);
     }

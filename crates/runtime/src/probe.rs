@@ -11,6 +11,7 @@ use crate::cgroup::Backend;
 use crate::checkpoint::program;
 use crate::egress::EgressSockets;
 use crate::kernel::release_numbers;
+use crate::mapped::can_map_ids;
 use crate::settings::{CriuChoice, DriverSettings};
 use crate::sys::{self, Cloned};
 use crate::{base, container};
@@ -72,7 +73,7 @@ impl Check {
 /// Runs all checks of a host whose sandboxes are containers, also of CRIU. Changes nothing.
 #[must_use]
 pub(crate) fn containers(settings: &DriverSettings) -> Vec<Check> {
-    vec![
+    let mut checks = vec![
         root(),
         architecture(),
         kernel(),
@@ -84,12 +85,14 @@ pub(crate) fn containers(settings: &DriverSettings) -> Vec<Check> {
         file_system("ext4", "sandboxes cannot be created", "enable CONFIG_EXT4_FS"),
         loop_devices(),
         mkfs(),
-        merged_usr(),
+        base_template(settings),
         sudo(),
         pid_space(),
         kvm(),
         criu(&settings.criu),
-    ]
+    ];
+    checks.extend(data_directory(&settings.data_dir));
+    checks
 }
 
 fn root() -> Check {
@@ -323,17 +326,73 @@ fn mkfs() -> Check {
     }
 }
 
-fn merged_usr() -> Check {
-    match base::unsupported_reason(Path::new("/")) {
-        None => Check::ok("base template", "the host's /usr is suitable"),
-        Some(why) => Check::gap(
-            "base template",
-            Status::Missing,
-            why,
-            "the template `base` is not available",
-            "merge /usr (Debian: apt-get install usrmerge) and install bash",
-        ),
+fn base_template(settings: &DriverSettings) -> Check {
+    const NAME: &str = "base template";
+    const COST: &str = "the template `base` is not available";
+    if let Some(why) = base::unsupported_reason(Path::new("/")) {
+        let fix = "merge /usr (Debian: apt-get install usrmerge) and install bash";
+        return Check::gap(NAME, Status::Missing, why, COST, fix);
     }
+    let suitable = Check::ok(NAME, "the host's /usr is suitable");
+    // Others may not try, and `root` is missing then.
+    if !settings.base || !rustix::process::geteuid().is_root() {
+        return suitable;
+    }
+    match base::Versions::new(Path::new("/"), &settings.data_dir).copied_bytes() {
+        Ok(None) => suitable,
+        Ok(Some(bytes)) => {
+            let kind = if is_overlay(Path::new("/usr")) {
+                ", an overlay,"
+            } else {
+                ""
+            };
+            Check::ok(
+                NAME,
+                format!(
+                    "the file system of /usr{kind} cannot have mapped ids: `base` keeps a copy of it, {} MB, in the data directory",
+                    base::megabytes(bytes)
+                ),
+            )
+        }
+        Err(error) => untried(NAME, error.to_string()),
+    }
+}
+
+/// The data directory, if sandboxes cannot have their layers there.
+fn data_directory(data_dir: &Path) -> Option<Check> {
+    const NAME: &str = "data directory";
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    // It may not exist yet, and is made in the nearest directory that does.
+    let path = data_dir.ancestors().find(|path| path.is_dir())?;
+    match can_map_ids(path) {
+        Ok(true) => None,
+        Ok(false) => {
+            let kind = if is_overlay(path) { " (an overlay)" } else { "" };
+            Some(Check::gap(
+                NAME,
+                Status::Missing,
+                format!("the file system of {}{kind} cannot have mapped ids", path.display()),
+                "sandboxes cannot be created",
+                "choose a directory on ext4, XFS or btrfs with --data-dir; in a container, mount a volume on such a disk there",
+            ))
+        }
+        Err(error) => Some(untried(
+            NAME,
+            format!("try to map the ids of {}: {error}", path.display()),
+        )),
+    }
+}
+
+/// A finding about mapped ids that could not be made. What forbids to try is mostly what other checks find missing.
+fn untried(name: &'static str, why: String) -> Check {
+    let fix = "close the other gaps first, and run `ringfence doctor` again";
+    Check::gap(name, Status::Degraded, why, "sandboxes may not start", fix)
+}
+
+fn is_overlay(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|found| found.f_type == libc::OVERLAYFS_SUPER_MAGIC)
 }
 
 fn sudo() -> Check {
@@ -447,5 +506,17 @@ mod tests {
             assert_eq!(check.status == Status::Ok, check.fix.is_empty(), "{check:?}");
             assert_eq!(check.status == Status::Ok, check.cost.is_empty(), "{check:?}");
         }
+    }
+
+    #[test]
+    fn a_data_directory_whose_layers_cannot_have_mapped_ids_is_a_gap() {
+        let (dir, beside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert_eq!(data_directory(&dir.path().join("not/yet")), None);
+        crate::mapped::tests::with_overlay(dir.path(), beside.path(), || {
+            let check = data_directory(&dir.path().join("not/yet")).unwrap();
+            assert_eq!((check.name, check.status), ("data directory", Status::Missing));
+            assert!(check.detail.contains("(an overlay)"), "{check:?}");
+            assert!(check.fix.contains("volume"), "{check:?}");
+        });
     }
 }

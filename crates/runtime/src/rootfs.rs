@@ -36,7 +36,7 @@ pub enum Layer {
     BaseRoot,
     /// The layer that hides what is specific to the host in `/usr`, of the same version.
     BaseUsr,
-    /// The host's `/usr`.
+    /// The host's `/usr`, or the copy of it that the version of `base` has.
     HostUsr,
     /// One directory of a stored layer.
     Stored {

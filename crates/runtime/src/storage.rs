@@ -91,6 +91,7 @@ impl Storage {
             }
         } else {
             fs::create_dir_all(base.path())?;
+            base.remove_incomplete()?;
         }
         for &disk_mb in &settings.disks_mb {
             disk::make_template(&data_dir, disk_mb)?;

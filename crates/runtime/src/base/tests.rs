@@ -1,16 +1,20 @@
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::CWD;
 use tempfile::TempDir;
 
 use super::accounts::Accounts;
 use super::packages::{conffiles, held};
 use super::sources::{is_public_key, lines, of_distribution, stanzas};
 use super::{Versions, packages_of, unsupported_reason};
+use crate::mapped::tests::with_overlay;
+use crate::mounting;
 
 const MD5_OF_SHIPPED: &str = "fd3d1512c1f4af5f65da9313a20a3bbb"; // of "shipped\n"
 
@@ -596,6 +600,49 @@ fn leftovers_of_a_killed_platform_are_cleaned_up() {
     let mut expect = [made.file_name().unwrap().to_owned(), "current".into()];
     expect.sort();
     assert_eq!(names, expect);
+}
+
+#[test]
+fn a_usr_that_cannot_have_mapped_ids_is_copied_for_each_version() {
+    let (host, beside) = (Host::new(), tempfile::tempdir().unwrap());
+    let versions = host.versions();
+    assert_eq!(versions.copied_bytes().unwrap(), None);
+    with_overlay(&host.path("usr"), beside.path(), || {
+        let expected = versions.copied_bytes().unwrap();
+        let made = versions.make().unwrap();
+        assert!(!versions.has_current(), "nothing waits for the copy");
+        assert!(versions.make_current(&made).unwrap());
+        let first = host.made();
+        assert!(first.join("host/bin/bash").is_file());
+        assert_eq!(first.metadata().unwrap().mode() & 0o777, 0o700);
+        assert_eq!(text(&first.join("bytes")), format!("{}\n", expected.unwrap()));
+        assert_eq!(versions.copied_bytes().unwrap(), expected);
+
+        host.write("usr/etc/npmrc", "");
+        let second = host.made();
+        assert!(second.join("host/etc/npmrc").is_file() && !first.join("host/etc").exists());
+        versions.sweep(|| Ok(BTreeSet::new())).unwrap();
+        assert!(!first.exists() && second.is_dir());
+    });
+    let shown = Host::new();
+    assert!(!shown.made().join("host").exists());
+}
+
+#[test]
+fn what_a_copy_of_usr_left_is_removed() {
+    let (host, beside) = (Host::new(), tempfile::tempdir().unwrap());
+    host.write("usr/lib/large", &"large".repeat(1 << 20));
+    let all = host.data.path().join("base");
+    with_overlay(&host.path("usr"), beside.path(), || {
+        let small = mounting::create("tmpfs", &[("size", "2m")], 0).unwrap();
+        mounting::attach(small.as_fd(), CWD, host.data.path().to_str().unwrap()).unwrap();
+        let why = host.versions().update_current().unwrap_err().to_string();
+        assert!(why.contains("needs 6 MB for a copy"), "{why}");
+        assert_eq!(fs::read_dir(&all).unwrap().count(), 0, "of one that failed");
+        fs::create_dir_all(all.join("unfinished/host/bin")).unwrap();
+        host.versions().remove_incomplete().unwrap();
+        assert_eq!(fs::read_dir(&all).unwrap().count(), 0, "of a platform that was killed");
+    });
 }
 
 #[test]

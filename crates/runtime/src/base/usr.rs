@@ -11,7 +11,7 @@ use super::copy::{create_dir, put, put_link};
 use super::packages;
 
 /// Directories for the host's administrator, hidden in sandboxes.
-const HIDDEN: [&str; 2] = ["local", "src"];
+pub(super) const HIDDEN: [&str; 2] = ["local", "src"];
 /// The marker file with which a distribution stops `pip` from changing its Python (PEP 668).
 const MARK: &str = "EXTERNALLY-MANAGED";
 /// An ordinary user could not write next to the host's programs with `npm install -g`. Hides the host's own settings,

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   base/<key>/root, base/<key>/usr   the two lower layers of one version
+//!   base/<key>/host                   a copy of the host's `/usr`, where sandboxes cannot be shown itself
+//!   base/<key>/bytes                  the space that the copy takes
 //!   base/<key>/users                  of a version that was replaced: the sandboxes that existed at that time
 //!   base/current                      a link to the version that new sandboxes use
 //! ```
@@ -12,13 +14,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::{packages, root, usr};
+use super::{host, packages, root, usr};
 use crate::files::if_there;
+use crate::mapped::can_map_ids;
+use crate::usage::disk_available;
 
 /// The link to the version that new sandboxes use.
 pub(crate) const CURRENT: &str = "current";
@@ -28,6 +32,8 @@ const UNFINISHED: &str = "unfinished";
 const REMOVED: &str = "removed";
 /// In a replaced version: names of the sandboxes that may use it.
 const USERS: &str = "users";
+/// In a version with a copy of `/usr`: the space that the copy takes, in bytes.
+const BYTES: &str = "bytes";
 
 /// Sources of a version, below the root: a change of any of them changes its key.
 const SOURCES: [&str; 28] = [
@@ -60,6 +66,14 @@ const SOURCES: [&str; 28] = [
     "usr/etc/npmrc",
     "usr/lib",
 ];
+
+/// A version that matches the host.
+#[derive(Debug)]
+pub(crate) struct Made {
+    name: String,
+    /// Whether it has no name yet, because it was never current.
+    is_new: bool,
+}
 
 /// The versions in a data directory.
 #[derive(Debug)]
@@ -136,33 +150,127 @@ impl Versions {
     /// # Errors
     /// When the host is not supported or the data directory cannot be written.
     pub(crate) fn update_current(&self) -> io::Result<bool> {
+        self.make_current(&self.make()?)
+    }
+
+    /// Creates the version that matches the host now, unless it exists. A copy of `/usr` can take minutes, and nothing has to wait
+    /// for it: what is current does not change before [`Versions::make_current`].
+    ///
+    /// # Errors
+    /// When the host is not supported or the data directory cannot be written. What was made so far is removed then.
+    pub(crate) fn make(&self) -> io::Result<Made> {
         let name = key(&self.host)?;
-        if fs::read_link(self.all.join(CURRENT)).is_ok_and(|target| target == Path::new(&name)) {
+        if self.is_current(&name) || self.all.join(&name).is_dir() {
+            return Ok(Made { name, is_new: false });
+        }
+        if let Some(why) = usr::unsupported_reason(&self.host) {
+            return Err(io::Error::other(why));
+        }
+        let unfinished = self.all.join(UNFINISHED);
+        remove_all(&unfinished)?;
+        // Without parent directories: a removed data directory must stay removed.
+        match fs::create_dir(&self.all) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            // Root's alone: a copy of `/usr` has setuid programs.
+            _ => DirBuilder::new().mode(0o700).create(&unfinished)?,
+        }
+        let filled = self.fill(&unfinished, &name);
+        if filled.is_err() {
+            // A part of a copy can fill the disk, and the next attempt begins anew.
+            let _ = remove_all(&unfinished);
+        }
+        filled.map(|()| Made { name, is_new: true })
+    }
+
+    fn fill(&self, version: &Path, name: &str) -> io::Result<()> {
+        root::create(&self.host, &version.join("root"))?;
+        usr::create(&self.host, &version.join("usr"))?;
+        let Some(bytes) = self.size_of_new_copy()? else {
+            return Ok(());
+        };
+        let available = disk_available(&self.all)?;
+        // What the file system needs for itself is unknown, and sandboxes write meanwhile.
+        if available < bytes + bytes / 10 {
+            return Err(io::Error::other(format!(
+                "`base` needs {} MB for a copy of the host's /usr, and {} MB are free in {}: make room there, use another data directory, \
+                 or set `base_template = false`",
+                megabytes(bytes + bytes / 10),
+                megabytes(available),
+                self.all.display()
+            )));
+        }
+        tracing::info!(
+            "sandboxes cannot be shown the /usr of this host, because its file system has no mapped ids: `base` gets a copy of {} MB, \
+             which can take minutes",
+            megabytes(bytes)
+        );
+        host::copy(&self.host.join("usr"), &version.join(host::HOST))?;
+        fs::write(version.join(BYTES), format!("{bytes}\n"))?;
+        if key(&self.host)? != name {
+            return Err(io::Error::other(
+                "the host's packages changed while /usr was copied: it has to be copied again once they no longer change",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Makes a version current. Returns whether another one was.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    pub(crate) fn make_current(&self, made: &Made) -> io::Result<bool> {
+        let Made { name, is_new } = made;
+        if self.is_current(name) {
             return Ok(false);
         }
-        let version = self.all.join(&name);
-        if !version.is_dir() {
-            if let Some(why) = usr::unsupported_reason(&self.host) {
-                return Err(io::Error::other(why));
-            }
-            let unfinished = self.all.join(UNFINISHED);
-            remove_all(&unfinished)?;
-            // Without parent directories: a removed data directory must stay removed.
-            match fs::create_dir(&self.all) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => fs::create_dir(&unfinished)?,
-            }
-            root::create(&self.host, &unfinished.join("root"))?;
-            usr::create(&self.host, &unfinished.join("usr"))?;
-            fs::rename(&unfinished, &version)?;
+        let version = self.all.join(name);
+        if *is_new {
+            fs::rename(self.all.join(UNFINISHED), &version)?;
         }
         // It may have been current before; its users are recorded when it is replaced again.
         if_there(fs::remove_file(version.join(USERS)))?;
         let link = self.all.join(format!("{CURRENT}.new"));
         remove_all(&link)?;
-        symlink(&name, &link)?;
+        symlink(name, &link)?;
         fs::rename(&link, self.all.join(CURRENT))?;
         Ok(true)
+    }
+
+    fn is_current(&self, name: &str) -> bool {
+        fs::read_link(self.all.join(CURRENT)).is_ok_and(|target| target == Path::new(name))
+    }
+
+    /// Space that the copy of the host's `/usr` takes, or will take, in bytes; none where sandboxes are shown `/usr` itself.
+    ///
+    /// # Errors
+    /// When neither is known.
+    pub(crate) fn copied_bytes(&self) -> io::Result<Option<u64>> {
+        let known = fs::read_to_string(self.all.join(CURRENT).join(BYTES)).ok();
+        match known.and_then(|text| text.trim().parse().ok()) {
+            Some(bytes) => Ok(Some(bytes)),
+            None => self.size_of_new_copy(),
+        }
+    }
+
+    /// Space that a copy of the host's `/usr` would take, in bytes; none where none is needed.
+    fn size_of_new_copy(&self) -> io::Result<Option<u64>> {
+        let usr = self.host.join("usr");
+        if can_map_ids(&usr)
+            .map_err(|error| io::Error::new(error.kind(), format!("try to map the ids of /usr: {error}")))?
+        {
+            return Ok(None);
+        }
+        host::size_of(&usr).map(Some)
+    }
+
+    /// Removes what an earlier platform left incomplete.
+    ///
+    /// # Errors
+    /// When the data directory cannot be written.
+    pub(crate) fn remove_incomplete(&self) -> io::Result<()> {
+        [UNFINISHED, REMOVED]
+            .into_iter()
+            .try_for_each(|left| remove_all(&self.all.join(left)))
     }
 
     /// Whether the host is changing its packages right now, so that a copy would be inconsistent. Its locks are tested
@@ -182,9 +290,7 @@ impl Versions {
     /// # Errors
     /// When the data directory cannot be read or written.
     pub(crate) fn sweep(&self, names: impl FnOnce() -> io::Result<BTreeSet<String>>) -> io::Result<()> {
-        for left in [UNFINISHED, REMOVED] {
-            remove_all(&self.all.join(left))?;
-        }
+        self.remove_incomplete()?;
         let current = fs::read_link(self.all.join(CURRENT))?;
         let mut replaced = Vec::new();
         for entry in fs::read_dir(&self.all)? {
@@ -274,6 +380,11 @@ fn key(host: &Path) -> io::Result<String> {
     let _ = writeln!(text, "{program:?}");
     let whole = crate::slot::fnv1a(text.as_bytes());
     Ok(format!("{packages:016x}-{whole:016x}"))
+}
+
+/// Converts bytes to megabytes, rounded up.
+pub(crate) fn megabytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1_000_000)
 }
 
 fn remove_all(path: &Path) -> io::Result<()> {

@@ -173,7 +173,11 @@ impl Launcher {
             .map(|layer| match layer {
                 Layer::BaseRoot => mapped_layer(base, "root", user),
                 Layer::BaseUsr => mapped_layer(base, "usr", user),
-                Layer::HostUsr => mapped_layer(CWD, "/usr", user),
+                Layer::HostUsr => match mapped_layer(base, base::HOST, user) {
+                    // The usual case: /usr itself can have mapped ids.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => mapped_layer(CWD, "/usr", user),
+                    copy => copy,
+                },
                 Layer::Stored { layer, part } => {
                     mapped_layer(CWD, &format!("{STORED}/{layer}/{}", part.as_str()), user)
                 }

@@ -52,8 +52,10 @@ impl Storage {
     /// When the data directory cannot be read or written, and when `base` cannot be made.
     pub(crate) fn refresh_base(&self, names: impl FnOnce() -> io::Result<BTreeSet<String>>) -> io::Result<()> {
         let update = || {
+            // Before the lock, so that no start waits for a copy of `/usr`.
+            let made = self.base.make()?;
             let _changing = self.base_changes.write();
-            self.base.update_current()
+            self.base.make_current(&made)
         };
         if !self.base.host_is_changing() && update()? {
             tracing::info!("the host's packages changed: new sandboxes use a new version of `base`");

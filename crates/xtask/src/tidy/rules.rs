@@ -28,9 +28,15 @@ const STATEMENTS: [&str; 14] = [
 ];
 
 /// Where the server decides: what it decides there holds for any protocol, so it names none.
-const DOMAIN: [&str; 4] = [
+const DOMAIN: [&str; 10] = [
     "crates/server/src/admission",
+    "crates/server/src/builds",
+    "crates/server/src/creation",
+    "crates/server/src/injections",
+    "crates/server/src/nodes",
+    "crates/server/src/pool",
     "crates/server/src/records",
+    "crates/server/src/repositories",
     "crates/server/src/sandboxes",
     "crates/server/src/templates",
 ];

@@ -22,7 +22,7 @@ struct Failed {
     why: String,
 }
 
-/// It has failed lately, and is not tried yet.
+/// A resume or fork has failed recently, and is not tried yet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not tried again for {wait_s} s: {why}")]
 pub(crate) struct TooEarly {

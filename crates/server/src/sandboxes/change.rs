@@ -14,7 +14,7 @@ pub(crate) enum ChangeError {
     Store(#[from] StoreError),
     #[error("the sandbox is being ended")]
     Stopping,
-    /// It is being paused, resumed or copied; the text is the verb.
+    /// Another command pauses, resumes or copies the sandbox; the text is the verb.
     #[error("the sandbox is being {0}")]
     Changing(&'static str),
     #[error("the sandbox is gone")]

@@ -1,4 +1,4 @@
-//! Whose disk is copied next.
+//! The order in which disks are copied for snapshots.
 //!
 //! A node copies one disk at a time. Who waits for that must not hold the sandbox, which others may want to pause or end,
 //! and no team may have all the places that a node has for copies.

@@ -126,7 +126,7 @@ pub(crate) enum CreateError {
         /// Seconds until there may be capacity.
         retry_after_s: u32,
     },
-    /// It is one of those that go on with processes, and others are restored at the moment.
+    /// The sandbox is to be restored with processes, and others are restored at the moment.
     #[error("its turn to be restored did not come in time")]
     Busy {
         /// How many of its team can be restored at the same time, if it waited for these.

@@ -99,9 +99,9 @@ struct Current {
 /// What may fail, and is not tried again for a while.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Attempt {
-    /// To resume it with its processes from disk.
+    /// To resume a sandbox with its processes from disk.
     Restore,
-    /// To fork it.
+    /// To fork a sandbox.
     Fork,
 }
 
@@ -598,7 +598,7 @@ impl Turn<'_> {
         });
     }
 
-    /// Lets it have streams again, after they were cut.
+    /// Allows streams into the sandbox again, after they were cut.
     pub(crate) fn reopen(&self) {
         self.entry.change(|current| {
             current.traffic = Arc::new(Access {

@@ -56,7 +56,7 @@ pub(crate) enum PauseError {
     Stopping,
     #[error("the sandbox is gone")]
     Gone,
-    /// It is being resumed, and not in the way that was asked for.
+    /// The sandbox is being resumed, and not in the way that was requested.
     #[error("the sandbox is being started already")]
     Starting,
     #[error(transparent)]
@@ -69,7 +69,7 @@ pub(crate) enum PauseError {
     /// A resume has come before its processes were on disk.
     #[error("the pause was cancelled by a resume")]
     Cancelled,
-    /// It could not be resumed lately.
+    /// A resume has failed recently.
     #[error(transparent)]
     TooEarly(#[from] TooEarly),
     /// The node cannot do it at all.

@@ -15,9 +15,9 @@ const WRITES: usize = 4;
 /// Work on the sandboxes of one server.
 #[derive(Debug)]
 pub(crate) struct Work {
-    /// All of it. The server waits for these tasks when it is stopped.
+    /// The tasks of all this work. The server waits for them when it is stopped.
     pub(super) tasks: TaskTracker,
-    /// Whose disk is copied next.
+    /// Places and turns for copies of disks.
     pub(super) copies: Copies,
     /// Held while what is paused in memory is written to disk.
     writes: Semaphore,

@@ -1,9 +1,9 @@
 //! The node: runs the sandboxes of one host.
 //!
 //! The server decides which sandboxes should exist; this crate starts and ends them through a
-//! [`runtime::driver::Driver`]. Each sandbox has one task that supervises it from its agent's first response until
-//! nothing of it is left; API calls look up its handle and send requests to that task. The node knows no teams, keys or
-//! database rows.
+//! [`runtime::driver::Driver`]. API calls look up the handle of a sandbox. Those that pause, resume or copy it do so
+//! themselves, one at a time, each in its turn (`SandboxHandle::change`). A task supervises each sandbox from its agent's
+//! first response until nothing of it is left, and carries out its end. The node knows no teams, keys or database rows.
 //!
 //! Crash-only: nothing is saved at shutdown and nothing repaired at startup. [`Node::reconcile`] reads what the kernel
 //! has, and which disks are kept, and makes it match the desired state.

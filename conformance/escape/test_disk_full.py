@@ -389,7 +389,7 @@ def test_a_pause_without_space_for_the_memory_keeps_it() -> None:
             os.posix_fallocate(file.fileno(), 0, available(mount) - FLOOR_MB * MIB - 100 * MIB)
         assert pause() == "memory"
         log = api.get(f"/v2{path}/logs").text
-        assert "kept_in_memory" in log and "MiB are free for images" in log
+        assert "kept_in_memory" in log and "MiB are free for checkpoints" in log
         goes_on()
         filler.unlink()
         assert pause() == "disk"

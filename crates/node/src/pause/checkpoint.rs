@@ -126,7 +126,7 @@ impl Space {
         let (space, free) = Self::take_bytes(shared, bytes)?;
         space.ok_or_else(|| {
             WriteError::Refused(format!(
-                "its memory needs {} MiB on the host's disk, where {} MiB are free for images",
+                "its memory needs {} MiB on the host's disk, where {} MiB are free for checkpoints",
                 bytes >> 20,
                 free >> 20
             ))

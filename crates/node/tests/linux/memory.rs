@@ -116,7 +116,7 @@ pub(super) async fn goes_on_in_others(data_dir: &Path) {
     host.id = format!("ione{}", std::process::id()).parse().unwrap();
     end(&host).await;
 
-    // A damaged image is not used, nor one that is not there: the files are.
+    // A damaged checkpoint is not used, nor one that is not there: the files are.
     let core = image(data_dir, &other).join("core-1.img");
     let whole = fs::read(&core).unwrap();
     fs::write(&core, &whole[..whole.len() / 2]).unwrap();

@@ -101,7 +101,8 @@ pub(crate) struct Compared {
 /// Compares the files of a checkpoint with what was noted about them: the length of each, and the content of those that are
 /// wanted.
 fn compare(checkpoint: &Path, is_wanted: impl Fn(&str) -> bool) -> io::Result<Compared> {
-    let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("the image is damaged: {what}"));
+    let damaged =
+        |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("the checkpoint is damaged: {what}"));
     let sums = fs::read(checkpoint.join(FILE))?;
     let sums: BTreeMap<String, Sum> =
         serde_json::from_slice(&sums).map_err(|error| damaged(format!("{FILE}: {error}")))?;

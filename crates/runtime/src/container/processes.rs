@@ -296,7 +296,7 @@ impl ContainerDriver {
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(refused(&error.to_string())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(refused("the image of its processes is missing"))
+                Err(refused("the checkpoint of its processes is missing"))
             }
             Err(error) => Err(error.into()),
         }

@@ -65,7 +65,7 @@ impl Storage {
         let compared = match sums::check_but_pages(&checkpoint) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(unusable(&error.to_string())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(unusable("the image of its processes is missing"));
+                return Err(unusable("the checkpoint of its processes is missing"));
             }
             checked => checked?,
         };

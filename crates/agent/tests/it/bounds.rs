@@ -88,7 +88,7 @@ async fn output_of_any_length_passes_a_slow_client_whole() {
         let before = seen >> 20;
         seen += output.len();
         if before != seen >> 20 {
-            // Now and then the client does something else, and the process has to wait.
+            // The pace of a client: now and then it does something else, and the process has to wait.
             if (seen >> 20) % 32 == 0 {
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             }

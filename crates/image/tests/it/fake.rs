@@ -129,6 +129,7 @@ fn serve(stream: TcpStream, answer: &Answer, seen: &Mutex<Vec<Request>>) -> Opti
     match reply.cut {
         Some((bytes, open)) => {
             stream.write_all(&reply.body[..bytes]).ok()?;
+            // The pace of a server, which the test chooses.
             std::thread::sleep(open);
         }
         None => stream.write_all(&reply.body).ok()?,

@@ -215,6 +215,7 @@ fn a_cut_layer_goes_on_where_it_ended() {
 #[test]
 fn responses_that_never_begin_end_the_pull() {
     let server = Server::start(|_| {
+        // The pace of a server: far longer than the limit below.
         std::thread::sleep(Duration::from_secs(5));
         reply(200, "")
     });

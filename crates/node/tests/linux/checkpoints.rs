@@ -196,6 +196,7 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
         stop(&host).await;
         let cancel = CancellationToken::new();
         let (written, ()) = tokio::join!(host.node.pause(to_disk(&host), cancel.clone()), async {
+            // Interrupts it at a moment that may be any.
             tokio::time::sleep(Duration::from_millis(wait_ms)).await;
             cancel.cancel();
         });
@@ -221,6 +222,7 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     // The end of the platform interrupts it, too. The next one is told that it is paused in memory.
     stop(&host).await;
     let (written, ()) = tokio::join!(host.node.pause(to_disk(&host), CancellationToken::new()), async {
+        // At a moment that may be any before it is complete.
         tokio::time::sleep(Duration::from_millis(5)).await;
         host.node.release().await;
     });
@@ -250,6 +252,7 @@ pub(super) async fn is_written_while_it_stands_still(data_dir: &Path) {
     // A kill while it is written.
     stop(&host).await;
     let (written, killed) = tokio::join!(host.node.pause(to_disk(&host), CancellationToken::new()), async {
+        // At a moment that may be any before it is complete.
         tokio::time::sleep(Duration::from_millis(10)).await;
         host.node.kill(&host.id).await
     });

@@ -395,6 +395,7 @@ pub(crate) async fn what_cannot_be_a_layer(data_dir: &Path) {
     passes(node, &id, "head -c 20M /dev/urandom > /home/user/data").await;
     let (calling, called) = (Arc::clone(&host.node), id.clone());
     let call = tokio::task::spawn(async move { calling.commit(&called, false).await });
+    // Goes away at a moment that may be any after the call was received.
     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     call.abort();
     for _ in 0..3000 {

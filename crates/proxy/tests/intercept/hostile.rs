@@ -375,6 +375,7 @@ async fn a_handshake_that_never_ends_is_not_intercepted() {
     let mut stream = world.connect().await;
     // The head of a record of a handshake, and nothing else.
     stream.write_all(&[22, 3, 1, 2, 0, 1, 0, 1, 252]).await.unwrap();
+    // Gives what must not happen the time to happen.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(*server.connections.lock(), 0);
     assert_eq!(world.gateway.counters().intercepted, 0);

@@ -63,7 +63,7 @@ async fn chunked_responses_and_sent_bodies_keep_the_connection() {
         wire.write(&request("PUT", 3000, "Content-Length: 5\r\n\r\nhello"))
             .await;
         wire.until("0\r\n\r\n").await;
-        // A body cannot be sent twice, so the connection has to prove itself.
+        // Idle, while nothing shows it: a body cannot be sent twice, so the connection has to prove itself.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(dials(&front), 1);
@@ -178,6 +178,7 @@ async fn a_request_is_sent_again_only_if_that_is_harmless() {
         let mut wire = Wire::connect(front.addr).await;
         wire.write(&plain("GET")).await;
         wire.until("ok").await;
+        // Idle, while nothing shows it: only then a request that must not be sent twice uses the connection, too.
         tokio::time::sleep(Duration::from_millis(20)).await;
         wire.write(&request(method, 3000, body)).await;
         let head = wire.head().await;
@@ -317,6 +318,7 @@ async fn a_server_with_one_thread_serves_several_clients() {
             for _ in 0..25 {
                 wire.write(&plain("GET")).await;
                 wire.until("ok").await;
+                // The pace of a client.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         });
@@ -369,7 +371,12 @@ async fn a_slow_response_does_not_prevent_reuse() {
     let front = front([(3000, guest)]).await;
     let mut waiting = Wire::connect(front.addr).await;
     waiting.write(&request("POST", 3000, "Content-Length: 0\r\n\r\n")).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let is_received = async {
+        while dials(&front) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(is_received).await;
     let mut wire = Wire::connect(front.addr).await;
     for _ in 0..5 {
         wire.write(&plain("GET")).await;

@@ -449,7 +449,7 @@ async fn a_failed_update_is_tried_again() {
     *platform.node.set_egress.lock() = Behaviour::Fails;
     let reply = update(&platform, &sandbox, &json!({"allow_internet_access": false})).await;
     assert_eq!(reply.status, 500, "{reply:?}");
-    // As often as it takes.
+    // Gives it the time for another attempt, 5 seconds later: that fails, too, and changes nothing.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(enforced(&platform, &sandbox), EgressPolicy::default());
     *platform.node.set_egress.lock() = Behaviour::Works;

@@ -226,6 +226,7 @@ async fn only_the_same_owner_takes_an_unreleased_lease_immediately() {
         let (store, time) = (store.clone(), time());
         async move { NodeLease::take(&store, copy_of(1), time).await }
     });
+    // Gives what must not happen the time to happen: it looks at the lease every 200 ms.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!waiting.is_finished());
     clock.advance(10);

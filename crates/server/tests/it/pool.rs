@@ -547,6 +547,7 @@ async fn a_request_gets_the_one_that_is_being_started() {
     // There is none, but one that has begun earlier than another could.
     let waiting = create(&platform, "own");
     let begins = async {
+        // Gives the request the time to be received: nothing shows that it waits.
         tokio::time::sleep(Duration::from_millis(30)).await;
         platform.clock.advance(10);
         ready(true);
@@ -569,7 +570,7 @@ async fn the_templates_of_a_team_have_half_of_the_pool() {
         id_of(&create(&platform, name).await);
     }
     until_frozen(&platform, 2).await;
-    // Some checks later there is no other, and none is being started.
+    // Gives what must not happen the time of some checks: there is no other, and none is being started.
     tokio::time::sleep(Duration::from_millis(60)).await;
     let held = metrics(&platform).await;
     assert!(held.contains("ringfence_pool_sandboxes{state=\"ready\"} 2\n"), "{held}");
@@ -605,7 +606,7 @@ async fn a_start_command_that_fails_is_tried_at_growing_intervals() {
         if more > 0 {
             until_counted(&platform, failed, failures).await;
         } else {
-            // Some checks later it is still the same.
+            // Gives what must not happen the time of some checks: there is no other failure.
             tokio::time::sleep(Duration::from_millis(60)).await;
             assert!(metrics(&platform).await.contains(&format!("{failed} {failures}\n")));
         }

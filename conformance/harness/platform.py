@@ -71,6 +71,8 @@ class Platform:
         self.process: subprocess.Popen[bytes] | None = None
         self.used_before: dict[str, str] | None = None
         self.options = options
+        # A program that starts the binary somewhere else, with its arguments: in other namespaces.
+        self.starter: tuple[str, ...] = ()
         self.keeps_ready = ready or _says_how_many(config)
         self.config_path: Path | None = None
         if config is not None:
@@ -102,7 +104,8 @@ class Platform:
 
     def launch(self) -> None:
         """Starts the platform and does not wait for it."""
-        command: list[str | Path] = [self.binary, "up", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}"]
+        command: list[str | Path] = [*self.starter, self.binary, "up", "--data-dir", self.data_dir]
+        command += ["--listen", f"127.0.0.1:{self.port}"]
         if self.config_path:
             command += ["--config", self.config_path]
         command += self.options
@@ -152,7 +155,7 @@ class Platform:
     def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Runs a subcommand on this data directory."""
         return subprocess.run(
-            [self.binary, *arguments, "--data-dir", self.data_dir],
+            [*self.starter, self.binary, *arguments, "--data-dir", self.data_dir],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -70,6 +70,8 @@ RULES = (
         ("runtime",),
         (python("lifecycle", "pause_on_disk"), escape("kernel", "files_of_the_host", "proc_and_sys"), crash("checkpoints", seconds=60)),
     ),
+    Rule("crates/runtime/src/base*", ("runtime",), (crash("root_on_overlay", seconds=90),)),
+    Rule("crates/runtime/src/mapped.rs", ("runtime",), (crash("root_on_overlay", seconds=90),)),
     Rule("crates/node/*", ("node",), (python("lifecycle", "pause", "fork"), crash("crash", "pauses", seconds=60))),
     Rule("crates/proxy/*", ("proxy",), (fence("table", "egress_proxy", "resolver", "injection", seconds=80),)),
     Rule("crates/server/*", ("server",), (python("rest", "auth", "lifecycle", seconds=30), SMOKE)),

@@ -422,7 +422,7 @@ ALL: tuple[Suite, ...] = (
     Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=480, bound=2400, packages=("mmdebstrap", "skopeo", "binutils", "rpm", "createrepo-c", "systemd-container"), alone=True),
     Suite("fence", "fence", ("fence",), seconds=650, bound=2700, environment=CRIU | GO, packages=("npm",)),
     Suite("cluster", "crash", ("cluster",), seconds=60, bound=400, environment=CRIU),
-    Suite("crash", "crash", (*BESIDE, "crash"), seconds=350, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
+    Suite("crash", "crash", (*BESIDE, "crash"), seconds=450, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
     Suite("crash-alone", "crash", (*ALONE, *alone_files("crash")), seconds=20, environment=CRIU, fewer=FEWER_CYCLES, alone=True),
 )
 BY_NAME = {suite.name: suite for suite in ALL}

@@ -16,6 +16,7 @@ mod modules;
 mod rules;
 mod tokens;
 mod tree;
+mod up;
 mod words;
 
 use std::path::Path;
@@ -67,6 +68,9 @@ fn check(root: &Path) -> Result<Vec<Breach>> {
     rules::check(&tree, &mut breaches)?;
     for name in CRATES {
         breaches.extend(circles::check(&tree, name)?);
+    }
+    for name in up::CRATES {
+        breaches.extend(up::check(&tree, name)?);
     }
     breaches.extend(crates::check(root, &tree)?);
     breaches.extend(licences::check(root)?);

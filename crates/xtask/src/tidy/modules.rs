@@ -1,8 +1,9 @@
 //! Imports between the files of a crate, found by the paths that they contain.
 //!
 //! A path leads to the file that defines what it names: `crate::Thing` leads through a re-export in `lib.rs` to where
-//! `Thing` is. `mod child;` alone is no use of the child. Paths are found wherever they stand, in macros as well; what
-//! is compiled for tests only is left out, because nothing of a release depends on it.
+//! `Thing` is. `mod child;` alone is no use of the child. `use x::*` is a use of the file of `x`, and what that re-exports
+//! is not followed: only tests import all of a module. Paths are found wherever they stand, in macros as well; what is
+//! compiled for tests only is left out, because nothing of a release depends on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,8 +33,6 @@ struct Modules {
     files: BTreeMap<Module, String>,
     /// What `use` declarations bind, by module and name.
     imports: BTreeMap<(Module, String), Vec<String>>,
-    /// Modules whose names are all bound by `use …::*`.
-    globs: BTreeMap<Module, Vec<Vec<String>>>,
     paths: Vec<Written>,
 }
 
@@ -114,11 +113,8 @@ impl Modules {
         let mut found = Vec::new();
         use_tree(&tokens[at..at + length], &[], &mut found);
         for (segments, name) in found {
-            let key = (module.clone(), name.clone());
-            if name == "*" {
-                self.globs.entry(module.clone()).or_default().push(segments.clone());
-            } else {
-                self.imports.insert(key, segments.clone());
+            if name != "*" {
+                self.imports.insert((module.clone(), name), segments.clone());
             }
             self.paths.push(Written {
                 module: module.clone(),

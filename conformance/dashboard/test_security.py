@@ -5,23 +5,60 @@ A browser's requests are made by hand here, so that each header that a browser w
 
 from __future__ import annotations
 
+import http.server
 import json
 import re
 import struct
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from e2b import Sandbox
 
+from harness.chromium import Page, chromium
+from harness.dashboard import Dashboard
 from harness.platform import Platform
 from harness.secure import secure_platform
-from harness.traffic import program, wait_served
+from harness.traffic import program, until, wait_served
 
 MARK = {"X-Ringfence-Dashboard": "1"}
 TOKENS = ("envdAccessToken", "trafficAccessToken", "apiKey")
+# Sends requests with the cookie in each way that a page has. The result is what the page could read of each answer.
+ATTEMPT = """
+window.attempt = async (base, requests) => {
+  const ways = [{ headers: { 'X-Ringfence-Dashboard': '1', 'Content-Type': 'application/json' } }, {}, { mode: 'no-cors' }]
+  const read = []
+  for (const [method, path, body] of requests) {
+    for (const way of ways) {
+      try {
+        const answer = await fetch(`${base}/${path}`, { method, body, credentials: 'include', cache: 'no-store', ...way })
+        read.push([method, path, answer.status, await answer.text()])
+      } catch {
+        read.push([method, path, 0, ''])
+      }
+    }
+  }
+  return read
+}
+// A form needs no permission to be sent, and its answer is a document in a frame.
+window.submit = (base, path, name) => new Promise((resolve) => {
+  const done = () => resolve(true)
+  const frame = Object.assign(document.createElement('iframe'), { name: 'answer' })
+  const form = Object.assign(document.createElement('form'), { method: 'POST', action: `${base}/${path}`, enctype: 'text/plain', target: 'answer' })
+  // As text, it is `{"templateID": "base", "metadata": {"by": "copy", "x": "="}}`.
+  form.append(Object.assign(document.createElement('input'), { name, value: '"}}' }))
+  document.body.append(frame, form)
+  frame.addEventListener('load', done)
+  // Where a frame that is refused says nothing.
+  setTimeout(done, 5000)
+  form.submit()
+})
+0
+"""
 
 
 class Visitor:
@@ -197,6 +234,128 @@ def test_a_forged_origin_is_refused(visitor: Visitor, sandbox: Sandbox, platform
     assert visitor.get("session").status_code == 200
     asked = visitor.client.options("/dashboard/api/sandboxes", headers={"Origin": "http://evil.example"})
     assert asked.status_code >= 400 and "access-control-allow-origin" not in asked.headers
+
+
+@contextmanager
+def copied(platform: Platform) -> Iterator[tuple[int, list[http.server.BaseHTTPRequestHandler]]]:
+    """A copy of the page and its files at an address of its own, whose requests go to the platform: its port, and who asked it."""
+    asked: list[http.server.BaseHTTPRequestHandler] = []
+
+    class Copy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self)
+            answer = httpx.get(f"{platform.url}{self.path}", timeout=30)
+            content = answer.text
+            if self.path.endswith("/api.js"):
+                content, count = re.subn(r"^(export const BASE = )'/dashboard'$", rf"\1'{platform.url}/dashboard'", content, flags=re.M)
+                content, sent = re.subn("credentials: 'same-origin'", "credentials: 'include'", content)
+                assert (count, sent) == (1, 1), "the copy does not ask the platform"
+            self.send_response(answer.status_code)
+            # Nothing of what the platform says that its page may load.
+            self.send_header("Content-Type", answer.headers["content-type"])
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Copy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port, asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def framed(page: Page) -> dict[str, str]:
+    """What is in the frames of the page, those of other processes too: the text by the address."""
+    texts = {one["frame"]["url"]: "" for one in page.call("Page.getFrameTree")["frameTree"].get("childFrames", [])}
+    gone = {event["params"]["sessionId"] for event in page.events if event["method"] == "Target.detachedFromTarget"}
+    attached = [event["params"] for event in page.events if event["method"] == "Target.attachedToTarget"]
+    for one in attached:
+        if one["targetInfo"]["type"] != "iframe" or one["sessionId"] in gone:
+            continue
+        asked = "[location.href, document.body?.innerText ?? '']"
+        address, text = page.call("Runtime.evaluate", one["sessionId"], expression=asked, returnByValue=True)["result"]["value"]
+        texts[address] = text
+    return texts
+
+
+def test_a_stolen_page_gets_nothing(platform: Platform, key: str, sandbox: Sandbox, tmp_path: Path) -> None:
+    """In a browser that is signed in: a copy of the page elsewhere, and the page in a frame of a page of a sandbox."""
+    base = f"{platform.url}/dashboard"
+    create = json.dumps({"templateID": "base", "timeout": 60, "metadata": {"by": "copy"}})
+    harmless = [["GET", "session", None], ["GET", "api/v2/sandboxes", None], ["POST", "api/sandboxes", create]]
+    one = sandbox.sandbox_id
+    harmful = [
+        *harmless,
+        ["POST", f"api/sandboxes/{one}/timeout", '{"timeout": 5}'],
+        ["POST", f"api/sandboxes/{one}/pause", "{}"],
+        ["POST", "api/api-keys", '{"name": "theirs"}'],
+        ["GET", f"agent/{one}/files?path=/etc/hostname", None],
+        ["POST", f"agent/{one}/files?path=/tmp/theirs", "content"],
+        ["DELETE", f"api/sandboxes/{one}", None],
+        ["DELETE", "session", None],
+    ]
+    with (
+        httpx.Client(base_url=platform.url, headers={"X-API-Key": key}, timeout=60) as api,
+        chromium(tmp_path, None) as page,
+        copied(platform) as (port, asked),
+    ):
+
+        def state() -> list[object]:
+            shown = api.get(f"/sandboxes/{one}").json()
+            listed = [sorted(entry[name] for entry in api.get(path).json()) for path, name in (("/v2/sandboxes", "sandboxID"), ("/api-keys", "id"))]
+            return [shown["state"], shown["endAt"], sandbox.files.exists("/tmp/theirs"), *listed]
+
+        def made() -> list[str]:
+            return [entry["sandboxID"] for entry in api.get("/v2/sandboxes", params={"metadata": "by=copy"}).json()]
+
+        page.call("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=False, flatten=True)
+        shown = Dashboard(page, platform.url)
+        shown.sign_in(key)
+        # The requests are good ones: with the mark, the page itself reads each answer and creates a sandbox.
+        page.run(ATTEMPT)
+        own = page.run(f"attempt({json.dumps(base)}, {json.dumps(harmless)})")
+        assert [status for _, _, status, text in own if text and one in text or status == 201] == [200, 201], own
+        assert own[0][2] == 200 and "team" in own[0][3]
+        (created,) = made()
+        assert api.delete(f"/sandboxes/{created}").status_code == 204
+
+        before = state()
+        # The same machine at another port is the same site, to which the browser sends the cookie; another name is another site.
+        for host in ("127.0.0.1", "localhost"):
+            page.open(f"http://{host}:{port}/dashboard/sandboxes")
+            shown.wait("document.body.innerText.includes('The dashboard cannot be shown')")
+            page.run(ATTEMPT)
+            read = page.run(f"attempt({json.dumps(base)}, {json.dumps(harmful)})")
+            assert len(read) == 3 * len(harmful)
+            assert [entry for entry in read if entry[2] != 0 or entry[3]] == [], host
+            form = '{"templateID": "base", "metadata": {"by": "copy", "x": "'
+            page.run(f"submit({json.dumps(base)}, 'api/sandboxes', {json.dumps(form)})")
+            assert one not in page.run("document.documentElement.innerHTML")
+            assert made() == [] and state() == before, host
+        assert asked and not [handler for handler in asked if handler.headers["Host"].startswith("localhost") and handler.headers["Cookie"]]
+
+        # The copy, which says nothing of frames, shows that a page in a frame would be seen.
+        frames = "".join(f'<iframe src="{source}"></iframe>' for source in (f"{base}/sandboxes", f"http://127.0.0.1:{port}/dashboard/sandboxes"))
+        sandbox.files.write("/tmp/served/index.html", f"<!doctype html><title>frames</title>{frames}")
+        sandbox.commands.run("python3 -m http.server 8000 --directory /tmp/served", background=True)
+        name = sandbox.get_host(8000)
+        wait_served(platform.url, name)
+        page.open(f"http://{name}/" if ":" in name else f"http://{name}:{platform.port}/")
+        assert page.run("document.title") == "frames" and page.run("frames.length") == 2
+        copy = f"http://127.0.0.1:{port}/dashboard/sandboxes"
+        until(lambda: "cannot be shown" in framed(page).get(copy, ""), lambda: f"{framed(page)}")
+        found = framed(page)
+        assert [(address, text) for address, text in found.items() if address.startswith(platform.url) or "Sign" in text] == [], found
+        assert state() == before
+
+        # And the session is what it was.
+        shown.open("/dashboard/sandboxes")
+        shown.wait("has('Sign out')")
+        shown.shows(one)
 
 
 def test_a_download_is_refused_to_other_pages(visitor: Visitor, sandbox: Sandbox) -> None:

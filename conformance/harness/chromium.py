@@ -36,9 +36,11 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def call(self, method: str, session: str | None = None, /, **parameters: Any) -> dict[str, Any]:
+        """Calls the page, or by its session one of its frames in another process."""
         number = next(self.numbers)
-        self.devtools.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        of_frame = {"sessionId": session} if session else {}
+        self.devtools.send(json.dumps({"id": number, "method": method, "params": parameters, **of_frame}))
         while True:
             message = json.loads(self.devtools.recv(timeout=60))
             if message.get("id") == number:

@@ -120,6 +120,12 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
     assert [one["buildID"] for one in api.get(f"/templates/{template}").json()["builds"]] == [built]
     browser.shows("step-on-the-page", 120)
     state(browser, "ready", 120)
+    # Each step says once how long it took, on its first line.
+    timed = browser.run("[...document.querySelectorAll('.log p')].map((line) => [line.querySelector('.more')?.textContent, line.querySelector('.took')?.textContent])")
+    steps = list(dict.fromkeys(step for step, _ in timed if step and step.startswith("[")))
+    times = [(step, took) for step, took in timed if took is not None]
+    assert len(steps) > 1 and [step for step, _ in times] == steps, timed
+    assert all(re.fullmatch(r"[0-9]\.[0-9] s|[0-9]+ s|[0-9]+ min( [0-9]+ s)?", took) for _, took in times), times
     layers = browser.wait("[...document.querySelectorAll('[aria-label=Layers] tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent)).filter((rows) => rows.length)")
     made = api.get(f"/templates/{template}/builds/{built}/layers").json()
     assert made["hasBase"] is True and made["layers"] and all(one["sizeBytes"] > 0 for one in made["layers"])

@@ -13,6 +13,7 @@ const { injectionOf } = await asset('injections.js')
 const { perSecond, portsOf, portUrl } = await asset('inside.js')
 const { fresh } = await asset('logs.js')
 const { LISTED_MAX, processesOf } = await asset('processes.js')
+const { stepTimes, tookText } = await asset('template.js')
 
 test('a part of a path leaves no folder', () => {
   assert.equal(path('sandboxes', 'a/b', '?#'), 'sandboxes/a%2Fb/%3F%23')
@@ -130,4 +131,21 @@ test('processes are what the kernel says of them, whatever their names are', () 
   assert.deepEqual(processesOf(text([stat(77, 'sh', 5), 'sh'], [stat(78, 'tr', 77), 'tr'])), [])
   for (const none of ['', '77', '77\n', '77\n5 (sh\nx\n', '77\n5 sh) S\nx\n', 'x\n(((\n)))\n', `77\n${stat('a', 'b', 'c')}\nx\n`]) assert.deepEqual(processesOf(none), [], none)
   assert.equal(processesOf(text(...Array.from({ length: 2000 }, (_, at) => [stat(at + 100, 'x', 1), 'y']))).length, LISTED_MAX)
+})
+
+test('a step of a build takes until the next one begins, and until its last line while it runs', () => {
+  const note = stepTimes()
+  const entry = (ms, step) => ({ timestamp: new Date(1e12 + ms).toISOString(), step, message: 'x' })
+  assert.deepEqual(note(entry(0, undefined)), [])
+  assert.deepEqual(note({ timestamp: 'never', step: 'base' }), [])
+  assert.deepEqual(note(entry(100, 'base')), [{ name: 'base', ms: 0 }])
+  assert.deepEqual(note(entry(1600, 'base')), [{ name: 'base', ms: 1500 }])
+  // A command that prints nothing has one line, and takes its time all the same.
+  assert.deepEqual(note(entry(2000, '1')), [{ name: 'base', ms: 1900 }, { name: '1', ms: 0 }])
+  assert.deepEqual(note(entry(9000, undefined)), [])
+  assert.deepEqual(note(entry(62_000, '2')), [{ name: '1', ms: 60_000 }, { name: '2', ms: 0 }])
+  assert.deepEqual(note(entry(62_400, '2')), [{ name: '2', ms: 400 }])
+  // A clock that was set back.
+  assert.deepEqual(note(entry(0, '2')), [{ name: '2', ms: 0 }])
+  assert.deepEqual([0, 40, 1249, 9949, 9950, 61_000].map(tookText), ['0.0 s', '0.0 s', '1.2 s', '9.9 s', '10 s', '1 min 1 s'])
 })

@@ -42,9 +42,10 @@ export function lineElement(entry) {
 
 /**
  * Shows a log in `root`. `read(cursor)` has the entries from a millisecond on, or the newest when `cursor` is `null`, both
- * oldest first, `most` of them in one answer; `isOver` says that nothing more comes. The result starts again, as for another filter.
+ * oldest first, `most` of them in one answer; `isOver` says that nothing more comes; `drawn(entry, line)` may add to a new line.
+ * The result starts again, as for another filter.
  */
-export function follow(root, context, { label, read, most = LINES, keep = () => true, isOver = () => false, none = 'Nothing was logged yet.' }) {
+export function follow(root, context, { label, read, most = LINES, keep = () => true, isOver = () => false, none = 'Nothing was logged yet.', drawn = () => {} }) {
   const box = make('div', { className: 'log', role: 'log', 'aria-label': label, tabIndex: 0, 'aria-live': 'off' })
   const status = make('p', { className: 'state-line', textContent: 'Reading …' })
   root.append(status, box)
@@ -62,7 +63,11 @@ export function follow(root, context, { label, read, most = LINES, keep = () => 
       // A millisecond with more entries than one answer has.
       if (cursor !== null && got.length >= most && !entries.length) seen.at += 1
       const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40
-      box.append(...entries.filter(keep).map(lineElement))
+      for (const entry of entries.filter(keep)) {
+        const line = lineElement(entry)
+        box.append(line)
+        drawn(entry, line)
+      }
       while (box.childElementCount > LINES) {
         box.firstChild.remove()
         dropped = true

@@ -194,6 +194,50 @@ export async function mount(root, context) {
   }
 }
 
+/**
+ * How long the steps of a build took, by the lines of its log in their order. A step begins with its first line, and ends with the
+ * first line of the next one, because a command that prints nothing has one line; up to there, it has taken the time to its last
+ * line. The result notes an entry, and returns the steps whose time it has changed, as `{ name, ms }`.
+ */
+export function stepTimes() {
+  const begun = new Map()
+  let last = null
+  return (entry) => {
+    const at = Date.parse(entry.timestamp)
+    if (!entry.step || !Number.isFinite(at)) return []
+    const name = String(entry.step)
+    if (!begun.has(name)) begun.set(name, at)
+    const changed = last === null || last === name ? [name] : [last, name]
+    last = name
+    return changed.map((one) => ({ name: one, ms: Math.max(0, at - begun.get(one)) }))
+  }
+}
+
+/** A length of time with a tenth of a second where that matters. */
+export function tookText(ms) {
+  return ms < 9950 ? `${(ms / 1000).toFixed(1)} s` : duration(ms)
+}
+
+/** Writes the time of each step on its first line that is there. Its place has a fixed size: a time that grows moves nothing. */
+function timedLines() {
+  const note = stepTimes()
+  const places = new Map()
+  return (entry, line) => {
+    for (const { name, ms } of note(entry)) {
+      let place = places.get(name)
+      // A long log loses its first lines.
+      if (!place?.isConnected && name === String(entry.step)) {
+        place = make('span', { className: 'took' })
+        places.set(name, place)
+        line.querySelector('.text').prepend(place)
+      }
+      if (!place) continue
+      setText(place, tookText(ms))
+      place.title = `Step ${shown(name, 80)}`
+    }
+  }
+}
+
 /** A build with its log, live while it runs. */
 async function mountBuild(root, context, id, build) {
   const api = `${path('templates', id)}/builds/${path(build)}`
@@ -241,6 +285,7 @@ async function mountBuild(root, context, id, build) {
     most: LOG_PAGE,
     isOver,
     none: 'There is no log: it is kept for seven days.',
+    drawn: timedLines(),
     read: async (cursor) => {
       const { value } = await send('GET', withQuery(`api/${api}/logs`, { limit: LOG_PAGE, direction: 'forward', cursor: cursor ?? 0 }), { signal: context.signal })
       return value?.logs

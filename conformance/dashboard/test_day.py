@@ -110,7 +110,7 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
     browser.put("Name", "no name, but a sentence")
     browser.put("Cores", "1")
     browser.put("Memory in MiB", "512")
-    browser.put("Commands", "echo step-on-the-page")
+    browser.put("Commands", "printf '\\074b>step-on-the-page\\074/b>\\n'")
     browser.press("Build")
     browser.wait("document.querySelector('dialog .error')?.textContent.startsWith('Not done: ')")
     browser.put("Name", name)
@@ -118,7 +118,8 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
     browser.wait("/^.dashboard.templates.[^/]+.builds.[^/]+$/.test(location.pathname)")
     template, built = browser.run("[3, 5].map((part) => location.pathname.split('/')[part])")
     assert [one["buildID"] for one in api.get(f"/templates/{template}").json()["builds"]] == [built]
-    browser.shows("step-on-the-page", 120)
+    # What a command prints is text.
+    browser.shows("<b>step-on-the-page</b>", 120)
     state(browser, "ready", 120)
     # Each step says once how long it took, on its first line.
     timed = browser.run("[...document.querySelectorAll('.log p')].map((line) => [line.querySelector('.more')?.textContent, line.querySelector('.took')?.textContent])")
@@ -238,6 +239,8 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
         for one in api.get("/v2/sandboxes", params={"metadata": "purpose=day"}).json():
             api.delete(f"/sandboxes/{one['sandboxID']}")
 
+    # A session is a cookie that no script reads.
+    assert browser.run("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
     browser.press("Events")
     browser.shows(sandbox)
     browser.run(f"go('/dashboard/templates/{template}')")

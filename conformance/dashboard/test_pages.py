@@ -7,7 +7,9 @@ The page and its session are the platform's. Where a test says so, answers of th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from e2b import Sandbox
@@ -63,8 +65,9 @@ HOSTILE = (
 # Answers for every path that the pages ask for, with `text` in each place where the API has a string.
 CANNED = """
 window.answerWith = (text) => (url, options) => {
-  const path = url.replace('/dashboard/api/', '').split('?')[0]
-  if (!url.startsWith('/dashboard/api/')) return null
+  const path = url.replace('/dashboard/api/', '').replace('/dashboard/', '').split('?')[0]
+  // The session is the platform's own.
+  if (!/^.dashboard.(api|operator-api|agent)[/]/.test(url)) return null
   const time = '2026-01-02T03:04:05Z'
   const pairs = Object.fromEntries([[text, text], ['name', text]])
   const box = { sandboxID: 'i1', templateID: text, alias: text, clientID: text, state: text, startedAt: time, endAt: time, cpuCount: text, memoryMB: 1,
@@ -78,6 +81,12 @@ window.answerWith = (text) => (url, options) => {
     [/^v2\\/sandboxes$/, [box]],
     [/^sandboxes\\/metrics$/, { sandboxes: { i1: { timestamp: text, cpuUsedPct: text, memUsed: text } } }],
     [/^sandboxes\\/i1$/, box],
+    // Of a sandbox that does not run, there is nothing of its agent.
+    [/^sandboxes\\/i2$/, { ...box, sandboxID: 'i2', state: 'running' }],
+    [/^agent\\/i2\\/process.Process\\/List$/, { processes: [{ pid: text, tag: text, config: { cmd: text, args: [text], cwd: text, envs: pairs } }, { pid: '7', tag: text, config: text }] }],
+    [/^operator-api\\/sandboxes$/, [{ id: text, team: text, template: text, state: text, started_at: text, cpu_count: text, memory_mb: text, kept_bytes: text,
+      usage: { cpu_percent: text, memory_used_bytes: text, disk_used_bytes: text } }]],
+    [/^operator-api\\/sandboxes\\/[^/]*\\/logs$/, [{ at: text, level: text, message: text, fields: pairs }]],
     [/^sandboxes\\/i1\\/metrics$/, [{ timestamp: time, cpuUsedPct: text, memUsed: 1e308 }, { timestamp: text }]],
     [/^v2\\/sandboxes\\/i1\\/logs$/, { logs: [entry] }],
     [/^sandboxes\\/i1\\/injections$/, { injections: [{ type: text, id: text, base_url: text, headers: pairs }] }],
@@ -99,6 +108,9 @@ window.answerWith = (text) => (url, options) => {
     [/^teams\\/[^/]*\\/limits$/, [{ name: text, limit: text, used: text }, { name: 'memoryMB', limit: 1, used: 1e308 }]],
     [/^teams\\/[^/]*\\/metrics$/, [{ timestamp: time, concurrentSandboxes: text, sandboxStartRate: text }]],
   ]
+  if (path === 'operator-api/metrics') {
+    return { text: ['creates_total{outcome', 'sandboxes{state', 'sandbox_ends_total{reason'].map((name) => `ringfence_${name}="${text}"} 1\\nringfence_host_memory_available_bytes ${text}\\n`).join('') }
+  }
   const found = answers.find(([pattern]) => pattern.test(path))
   return found ? { body: found[1] } : { status: 400, body: { code: 400, message: text } }
 }
@@ -122,6 +134,7 @@ window.faults = () => {
   if (/\\[object |undefined|NaN/.test(text)) bad.push(`no text: ${/.{0,60}(\\[object |undefined|NaN).{0,20}/.exec(text)[0]}`)
   if (document.title === 'taken') bad.push('a script has run')
   if (text.includes('the page has a fault')) bad.push('a script has failed')
+  if (document.cookie || localStorage.length || sessionStorage.length) bad.push('something is kept in the browser')
   return [...new Set(bad), ...window.refused]
 }
 // Goes through pages, each until it has drawn its answers, and returns what is wrong in any of them.
@@ -130,9 +143,15 @@ window.visit = async (pages) => {
   for (const path of pages) {
     await go(path)
     // In the answers' places, not only in the frame; a log shows lines as lines.
-    const isLog = /[/](team|logs|network|b1)$/.test(path)
     const main = document.querySelector('main')
-    const isDrawn = () => (isLog ? main.querySelector('h1') && main.querySelector('.log p, .facts') : main.textContent.includes(window.expected))
+    const isThere = (selector, text) => [...main.querySelectorAll(selector)].some((one) => one.textContent.includes(text))
+    const isDrawn = () => {
+      if (/[/]team$/.test(path)) return main.querySelector('h1') && main.querySelector('.facts')
+      if (/[/](logs|network|b1)$/.test(path)) return isThere('.log p .text', window.expectedLine)
+      if (/[/]processes$/.test(path)) return isThere('[aria-label=Processes] tbody code', window.expected)
+      if (window.isOperator) return isThere('[aria-label^=Sandboxes] tbody th', window.expected)
+      return main.textContent.includes(window.expected)
+    }
     for (const end = performance.now() + 20_000; !isDrawn(); await new Promise((done) => setTimeout(done, 2))) {
       if (performance.now() > end) throw new Error(`${path} has not drawn its answer: ${document.body.innerText}`)
     }
@@ -146,6 +165,7 @@ PAGES = (
     "/dashboard/sandboxes/i1",
     "/dashboard/sandboxes/i1/logs",
     "/dashboard/sandboxes/i1/network",
+    "/dashboard/sandboxes/i2/processes",
     "/dashboard/templates",
     "/dashboard/templates/t1",
     "/dashboard/templates/t1/builds/b1",
@@ -174,16 +194,46 @@ def shown(browser: Dashboard) -> Iterator[Dashboard]:
     browser.heading("Sandboxes")
 
 
+def answer_with(browser: Dashboard, text: str) -> None:
+    """Has every answer be made of a text, and notes what a page shows of it: in one line, and in a log."""
+    # A lone surrogate is none in UTF-8, and is one in JSON.
+    browser.run(f"window.text = JSON.parse({json.dumps(json.dumps(text))}); window.canned = answerWith(window.text); 0")
+    browser.run(
+        "import('/dashboard/assets/text.js').then((module) => { window.expected = module.shown(window.text, 40).slice(0, 40);"
+        " window.expectedLine = module.shownLines(window.text).slice(0, 40); window.shownText = module.shown })"
+    )
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_strings_are_text_on_every_page(shown: Dashboard, text: str) -> None:
-    # A lone surrogate is none in UTF-8, and is one in JSON.
-    shown.run(f"window.text = JSON.parse({json.dumps(json.dumps(text))}); window.canned = answerWith(window.text); 0")
-    shown.run("import('/dashboard/assets/text.js').then((module) => { window.expected = module.shown(window.text, 40).slice(0, 40); window.shownText = module.shown })")
+    answer_with(shown, text)
     assert shown.run(f"visit({json.dumps(PAGES)})") == []
     # And where an error quotes it.
     shown.run("window.canned = () => ({ status: 400, body: { code: 400, message: window.text } }); go('/dashboard/templates')")
     shown.wait("/^Not read: /m.test(shows())")
     assert shown.run("faults()") == []
+
+
+def test_hostile_strings_are_text_on_the_page_of_the_operator(platform: Platform, tmp_path: Path) -> None:
+    """Names of teams and templates, and the log of a sandbox, which whoever runs the platform reads."""
+    told = platform.run("dashboard").stdout
+    (code,) = re.findall(r"^\s*(\w+_[0-9a-f]{20,})$", told, re.MULTILINE)
+    with dashboard(tmp_path, platform.url) as operator:
+        operator.look()
+        operator.page.call("Page.addScriptToEvaluateOnNewDocument", source=CANNED)
+        operator.sign_in(code)
+        operator.heading("Host")
+        operator.run("window.isOperator = true; 0")
+        for text in HOSTILE:
+            answer_with(operator, text)
+            assert operator.run("visit(['/dashboard'])") == [], text
+            for name, drawn in (("Log", "document.querySelector('dialog pre')?.textContent.includes(window.expected)"), ("End", "document.querySelector('dialog bdi') !== null")):
+                # By its place, because its name is hostile too.
+                operator.run(f"[...document.querySelectorAll('[aria-label^=Sandboxes] tbody button')].find((one) => one.textContent === '{name}').click()")
+                operator.wait(drawn)
+                assert operator.run("faults()") == [], (name, text)
+                operator.run("document.querySelector('dialog').close()")
+                operator.wait("document.querySelector('dialog') === null")
 
 
 @pytest.mark.parametrize("look", [("light", 1280), ("dark", 360)], ids=["desk", "phone"])
@@ -219,7 +269,6 @@ def test_hostile_metadata_and_files_of_a_real_sandbox_are_text(shown: Dashboard,
         wanted = shown.run(f"{json.dumps(texts)}.map((one) => shownText(one))")
         assert set(wanted) <= names
         assert shown.run("faults()") == []
-        sandbox.commands.run("exec true '<b>x</b>'")
         shown.press("Logs")
         shown.shows("the sandbox was created")
         assert shown.run("faults()") == []

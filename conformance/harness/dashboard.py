@@ -26,8 +26,9 @@ HELPERS = """
   window.fetch = async (url, options) => {
     const answer = window.canned && window.canned(String(url), options ?? {})
     if (!answer) return asked(url, options)
-    const { status = 200, headers = {}, body = null } = answer
-    return new Response(body === null ? null : JSON.stringify(body), { status, headers: { 'content-type': 'application/json', ...headers } })
+    // `text` is for what is not JSON.
+    const { status = 200, headers = {}, body = null, text = body === null ? null : JSON.stringify(body) } = answer
+    return new Response(text, { status, headers: { 'content-type': 'application/json', ...headers } })
   }
   const seen = (one) => one.checkVisibility({ visibilityProperty: true })
   const nameOf = (one) => one.getAttribute('aria-label') ?? ([...(one.labels ?? [])].map((label) => label.textContent.trim()).join(' ') || one.textContent.trim())

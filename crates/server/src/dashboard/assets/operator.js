@@ -4,7 +4,7 @@
 // of the metrics, whose text is read here. The list is bounded by `SHOWN`: the largest come first.
 
 import { bounded } from './agent.js'
-import { BASE, Failure, isAborted, items, MARK, reason, send, withQuery } from './api.js'
+import { BASE, encoded, Failure, isAborted, items, MARK, reason, send, withQuery } from './api.js'
 import { button, bytes, confirm, dialog, facts, field, fill, input, make, nameElement, note, number, poll, row, select, setText, shown, stateElement, table, timeElement, trouble } from './ui.js'
 
 const EVERY_MS = 3000
@@ -85,7 +85,7 @@ function hostFacts(samples) {
 }
 
 async function showLog(id, signal) {
-  const { value } = await send('GET', withQuery(`operator-api/sandboxes/${encodeURIComponent(id)}/logs`, { limit: LOG_LINES }), { signal })
+  const { value } = await send('GET', withQuery(`operator-api/sandboxes/${encoded(id)}/logs`, { limit: LOG_LINES }), { signal })
   const lines = items(value, LOG_LINES).map((entry) => {
     const extra = entry.fields && typeof entry.fields === 'object' ? Object.entries(entry.fields) : []
     const told = extra.map(([name, text]) => ` ${shown(name, 60)}=${shown(text, 300)}`).join('')
@@ -94,7 +94,7 @@ async function showLog(id, signal) {
   await dialog({
     title: ['Log of ', nameElement(id, 60)],
     content: [lines.length ? make('pre', { className: 'log', tabIndex: 0, role: 'log', 'aria-label': `Log of ${shown(id, 60)}`, textContent: lines.join('\n') }) : note('The log has no entries.')],
-    action: '',
+    action: null,
     cancel: 'Close',
     isWide: true,
   })
@@ -141,7 +141,7 @@ export async function mount(root, context) {
 
   async function kill(id) {
     const isKilled = await confirm(['End ', nameElement(id, 60), '?'], 'Everything in the sandbox is lost. Its team sees that the operator ended it.', 'End sandbox', () =>
-      send('DELETE', `operator-api/sandboxes/${encodeURIComponent(id)}`, { signal }),
+      send('DELETE', `operator-api/sandboxes/${encoded(id)}`, { signal }),
     )
     if (isKilled) {
       context.say(`${shown(id, 60)} has ended.`)

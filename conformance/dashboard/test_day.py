@@ -154,6 +154,9 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
         browser.wait("document.activeElement.className === 'terminal-keys'")
         enter(browser, "echo $DAY-$((6*7))")
         browser.wait("/^friday-42$/m.test(grid())")
+        browser.run("Object.defineProperty(navigator.clipboard, 'writeText', { value: async (text) => { window.copied = text } }); 0")
+        browser.press("Copy")
+        browser.wait("/^friday-42$/m.test(window.copied)")
         enter(browser, f"python3 -c 'import socket; socket.create_connection((\"{DENIED}\", 80), 2)' 2>&1 | tail -1; echo trie''d")
         browser.wait("/^tried$/m.test(grid())")
 
@@ -210,6 +213,15 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
         browser.put("Seconds from now", "1800")
         browser.press("Set")
         browser.shows("Ends in 2")
+
+        browser.press("Snapshot")
+        browser.put("Name", f"snap-{name}")
+        browser.press("Make")
+        snapshot = browser.wait("document.querySelector('dialog .secret')?.textContent", 60)
+        (made,) = [one for one in api.get("/snapshots", params={"sandboxID": sandbox}).json() if one["snapshotID"] == snapshot]
+        assert any(f"snap-{name}" in one for one in made["names"]), made
+        browser.press("Close")
+        assert Sandbox.delete_snapshot(snapshot) is True
 
         browser.press("Fork")
         browser.put("Timeout of each in seconds", "600")

@@ -36,11 +36,9 @@ async fn base_template_has_all_fields() {
     assert_eq!(platform.call("GET", "/default-templates", "").await.json, json!([base]));
     for name in [BASE, "base", "BASE"] {
         let mut detail = platform.call("GET", &format!("/templates/{name}"), "").await.json;
-        let builds = detail
-            .as_object_mut()
-            .expect("an object")
-            .remove("builds")
-            .expect("builds");
+        let fields = detail.as_object_mut().expect("an object");
+        let builds = fields.remove("builds").expect("builds");
+        assert_eq!(fields.remove("keptReady"), Some(json!(0)), "{name}");
         assert_eq!(detail, *base, "{name}");
         assert_eq!(
             builds,

@@ -68,19 +68,22 @@ export async function mount(root, context) {
     return template.buildStatus === 'building' || template.buildStatus === 'waiting' ? 0 : 10_000
   })
 
-  /** Reads the template, and returns its tags. Those of others show neither tags nor builds: what is known is in the list. */
+  /** Reads the template, and returns its tags. Those of the platform show neither tags nor builds. */
   async function read() {
     const { signal } = context
-    if (!isOurs) {
-      template = await listed(signal)
-      return []
-    }
     try {
       template = await get(withQuery(api, { limit: BUILDS }), { signal })
+    } catch (error) {
+      if (error.status !== 403) throw error
+      // What is known of it is in the list.
+      template = await listed(signal)
+      isOurs = false
+    }
+    if (!isOurs) return []
+    try {
       return items(await get(`${api}/tags`, { signal }), TAGS_MAX)
     } catch (error) {
       if (error.status !== 403) throw error
-      template = await listed(signal)
       isOurs = false
       return []
     }
@@ -121,7 +124,7 @@ export async function mount(root, context) {
         ['Created', moment(template.createdAt)],
       ]),
     )
-    const all = items(template.builds, BUILDS)
+    const all = isOurs ? items(template.builds, BUILDS) : []
     setText(status, all.length ? `The newest ${all.length} of ${number(template.buildCount)}.` : 'Its builds and tags are not those of this team.')
     builds.element.hidden = all.length === 0
     const focused = document.activeElement?.getAttribute?.('href')

@@ -1,5 +1,6 @@
-"""The recipe on Debian instead of `base`, with R and Java: a root file system of packages alone is an image of a registry in a
-fake internet, and what the recipe installs comes from a repository in the image, so that the build reaches nothing else.
+"""Recipes on Debian instead of `base`. The code interpreter, with R and Java: a root file system of packages alone is an image of a
+registry in a fake internet, and what the recipe installs comes from a repository in the image, so that the build reaches nothing else.
+The MCP gateway: the same image is an archive.
 
 Packages are fetched from the mirrors of this host, for minutes.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import json
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,12 +21,12 @@ import pytest
 from e2b import TimeoutException
 from e2b_code_interpreter import Sandbox
 
-from harness import code_interpreter
+from harness import code_interpreter, mcp_gateway
 from harness.hoststate import HostState, left_over
 from harness.internet import RESOLVER, Internet
 from harness.patience import within
 from harness.platform import Platform
-from harness.registry import layer, member, registry
+from harness.registry import layer, member, registry, saved
 
 HOST, PORT = "registry.example.org", 5000
 CONFIG = f"""
@@ -32,8 +35,9 @@ insecure_registries = "{HOST}:{PORT}"
 [egress]
 resolvers = "{RESOLVER}:53"
 """
-# What the recipe installs where it is missing, with both languages.
-MISSING = "python3-venv nodejs npm curl sudo r-base-core r-cran-jsonlite r-cran-repr default-jdk-headless"
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What the recipes install where it is missing, with both languages.
+MISSING = "python3-venv nodejs npm curl sudo git util-linux r-base-core r-cran-jsonlite r-cran-repr default-jdk-headless"
 REPOSITORY = "opt/packages/debian"
 SOURCES = f"deb [trusted=yes] file:/{REPOSITORY} ./\n"
 
@@ -66,14 +70,14 @@ def root(directory: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A platform with the template on Debian, and the log of its build."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Platform, Path]]:
+    """The log of the build of the template on Debian, its platform, and a directory with the image as the archive `debian.tar`."""
     directory = tmp_path_factory.mktemp("debian")
     # With the mirrors of this host, which the fake internet has not.
     layers = root(directory)
     (directory / "internet").mkdir()
     with Internet(directory / "internet") as internet, registry(internet, directory / "registry", HOST, PORT) as images:
-        images.push("debian", "12", layers, env=["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"])
+        images.push("debian", "12", layers, env=[PATH])
         before = HostState.take()
         server = Platform(directory / "data", config=CONFIG, ready=True)
         try:
@@ -83,12 +87,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             options = ("--build-arg", f"BASE={HOST}:{PORT}/debian:12", "--build-arg", "LANGUAGES=r java")
             log = code_interpreter.build(server, directory, *options, timeout_s=900)
             print(f"the build took {time.monotonic() - begun:.0f} s")
-            yield log
+            (directory / "debian.tar").write_bytes(saved([gzip.decompress(data) for data in layers], [PATH]))
+            yield log, server, directory
             assert server.terminate() == 0, server.log_tail(12)
             assert server.down().returncode == 0
             assert left_over(before) == {}
         finally:
             server.close()
+
+
+@pytest.fixture(scope="module")
+def built(started: tuple[str, Platform, Path]) -> str:
+    """The log of the build of the template on Debian."""
+    return started[0]
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +198,16 @@ def test_much_output_of_other_languages_is_passed_on(debian: Sandbox) -> None:
 
     assert size("for (n in 1:200) cat(strrep('x', 99999), '\\n', sep = '')", "r") == 20_000_000
     assert size('for (int n = 0; n < 200; n++) System.out.println("x".repeat(99_999));', "java") == 20_000_000
+
+
+def test_the_gateway_is_built_on_an_archive(started: tuple[str, Platform, Path]) -> None:
+    _, server, directory = started
+    log = mcp_gateway.build(server, directory, "--base-archive", str(directory / "debian.tar"))
+    assert "uploaded the archive" in log and "[base] FROM archive [" in log and " git" in log
+    settings = {"command": "python3", "args": ["-c", "import sys; sys.exit('it was started')"]}
+    with Sandbox.create("mcp-gateway", timeout=300) as box:
+        assert box.commands.run("cat /etc/debian_version").stdout.startswith("12.")
+        assert box.commands.run("uvx --version && npx --version && git --version").stdout.startswith("uv")
+        config = json.dumps({"mine": settings})
+        refused = box.commands.run(f"mcp-gateway --config {shlex.quote(config)} 2>&1 || true", user="root", envs={"GATEWAY_ACCESS_TOKEN": "t"}).stdout
+        assert "the server mine did not start" in refused and "it was started" in refused, refused

@@ -9,7 +9,7 @@ from harness import recipes
 from harness.platform import Platform
 
 
-def build(platform: Platform, directory: Path) -> str:
+def build(platform: Platform, directory: Path, *options: str) -> str:
     """Builds the template on a platform, and returns the log."""
     packages = Path(os.environ["RINGFENCE_MCP_GATEWAY_PACKAGES"])
-    return recipes.build(platform, recipes.context("mcp-gateway", packages, recipes.WHEELS, directory))
+    return recipes.build(platform, recipes.context("mcp-gateway", packages, recipes.WHEELS, directory), *options)

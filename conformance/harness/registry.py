@@ -45,6 +45,25 @@ def layer(fill: Callable[[tarfile.TarFile], None]) -> bytes:
     return gzip.compress(buffer.getvalue(), 1)
 
 
+def saved(layers: list[bytes], env: list[str]) -> bytes:
+    """An image of layers that are not compressed, as `docker save` writes it."""
+    config = {
+        "architecture": ARCH,
+        "os": "linux",
+        "config": {"Env": env},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]},
+    }
+    names = [f"layer{number}.tar" for number in range(len(layers))]
+    manifest = [{"Config": "config.json", "RepoTags": ["a:1"], "Layers": names}]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member(archive, "manifest.json", json.dumps(manifest).encode())
+        member(archive, "config.json", json.dumps(config).encode())
+        for name, data in zip(names, layers, strict=True):
+            member(archive, name, data)
+    return buffer.getvalue()
+
+
 def programs(archive: tarfile.TarFile) -> None:
     """A root file system without a distribution: a shell, a few programs and their libraries."""
     files = {Path(path) for name in PROGRAMS if (path := shutil.which(name))}

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import json
-import platform as machine
 import re
 import shutil
 import subprocess
@@ -20,10 +19,10 @@ import pytest
 from e2b import Sandbox
 
 from harness.platform import Platform
+from harness.registry import member, saved
 from harness.traffic import until
 
 PROGRAMS = ("bash", "cat", "id", "ls", "stat")
-ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[machine.machine()]
 
 
 @pytest.fixture
@@ -336,41 +335,54 @@ def rootfs() -> bytes:
     return buffer.getvalue()
 
 
-def member(archive: tarfile.TarFile, name: str, data: bytes = b"", **fields: object) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    for field, value in {"mode": 0o755, **fields}.items():
-        setattr(info, field, value)
-    archive.addfile(info, io.BytesIO(data))
-
-
-def saved(layer: bytes) -> bytes:
-    """As `docker save` writes an image."""
-    config = {
-        "architecture": ARCH,
-        "os": "linux",
-        "config": {"Env": ["SAVED=yes"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-    }
-    manifest = [{"Config": "config.json", "RepoTags": ["a:1"], "Layers": ["layer.tar"]}]
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        member(archive, "manifest.json", json.dumps(manifest).encode())
-        member(archive, "config.json", json.dumps(config).encode())
-        member(archive, "layer.tar", layer)
-    return buffer.getvalue()
+def image(layer: bytes) -> bytes:
+    """An image of one layer and a variable."""
+    return saved([layer], ["SAVED=yes"])
 
 
 @pytest.mark.parametrize("form", ["plain", "gzip", "saved"])
 def test_an_archive_becomes_a_template(platform: Platform, name: str, tmp_path: Path, form: str) -> None:
     files = rootfs()
-    data = {"plain": files, "gzip": gzip.compress(files, 1), "saved": saved(files)}[form]
+    data = {"plain": files, "gzip": gzip.compress(files, 1), "saved": image(files)}[form]
     (tmp_path / "archive").write_bytes(data)
     log = built(platform, name, "--from-archive", tmp_path / "archive")
     assert "uploaded the archive" in log and "unpacked 1 layers" in log
     assert output(name, "cat /etc/motd; id -un") == "from an archive\nuser\n"
     log = built(platform, name, "--from-archive", tmp_path / "archive")
     assert "CACHED" in log
+
+
+def test_a_dockerfile_begins_with_an_archive(platform: Platform, api: httpx.Client, name: str, tmp_path: Path) -> None:
+    archive, context = tmp_path / "archive", tmp_path / "context"
+    archive.write_bytes(image(rootfs()))
+    context.mkdir()
+    (context / "Dockerfile").write_text("ARG BASE=e2bdev/base\nFROM $BASE\nRUN cat /etc/motd >/copied && echo $SAVED >>/copied\n")
+    log = built(platform, name, "--base-archive", archive, context)
+    assert "uploaded the archive" in log and "[base] FROM archive [" in log
+    assert output(name, "cat /copied") == "from an archive\nyes\n"
+    assert "CACHED [base] FROM archive [" in built(platform, name, "--base-archive", archive, context)
+    # Other clients name what they have uploaded.
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert v1(api, name, f"FROM archive:{digest}\nRUN cat /etc/motd >/again\n")["status"] == "ready"
+    assert output(name, "cat /again") == "from an archive\n"
+    status = v1(api, name, f"FROM archive:{'0' * 64}\n")
+    assert status["status"] == "error" and "there is no uploaded archive" in str(status["reason"])
+
+
+def test_an_archive_that_the_dockerfile_does_not_take_is_refused(platform: Platform, name: str, tmp_path: Path) -> None:
+    archive, options = tmp_path / "archive", ("template", "build", "--name", name)
+    archive.write_bytes(b"never read by the platform")
+    (tmp_path / "Dockerfile").write_text("ARG BASE=e2bdev/base\nFROM e2bdev/base\n")
+    for more, code, want in (
+        ((), 1, "no stage begins with the archive"),
+        (("--build-arg", "BASE=debian"), 1, "--base-archive sets the build argument BASE"),
+        (("--from-archive", str(archive)), 2, "cannot be used with"),
+        (("--from-image", "debian"), 2, "cannot be used with"),
+    ):
+        done = platform.run(*options, "--base-archive", str(archive), *more, str(tmp_path))
+        assert done.returncode == code and want in done.stderr, done.stderr
+    done = platform.run("template", "add", "mcp-gateway", "--base-archive", str(tmp_path / "none"))
+    assert done.returncode == 1 and "none" in done.stderr, done.stderr
 
 
 def test_hostile_archives_fail_their_build(platform: Platform, name: str, tmp_path: Path) -> None:
@@ -385,7 +397,7 @@ def test_hostile_archives_fail_their_build(platform: Platform, name: str, tmp_pa
         tar(("../../../etc/escaped", {})),
         tar(("link", {"type": tarfile.SYMTYPE, "linkname": "/"}), ("a", {}))[:700],
         b"not an archive at all" * 100,
-        saved(b"not a layer"),
+        image(b"not a layer"),
         gzip.compress(b"\0" * 10)[:-6],
     ):
         (tmp_path / "archive").write_bytes(data)

@@ -291,7 +291,8 @@ ALL: tuple[Suite, ...] = (
         seconds=400,
         bound=2400,
         python="python-codeint-2.11.5",
-        environment=CRIU | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}"},
+        environment=CRIU
+        | {"RINGFENCE_CODE_INTERPRETER_PACKAGES": "{code-interpreter-packages}", "RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
     ),
     node(
         "desktop",

@@ -407,6 +407,9 @@ pub(crate) struct BuildArgs {
     /// Build from a file: a root file system as .tar, .tar.gz or .tar.zst, or an image of `docker save` or in OCI format
     #[arg(long, value_name = "FILE")]
     pub(crate) from_archive: Option<PathBuf>,
+    /// Make a file, as for --from-archive, the build argument BASE of the Dockerfile, for `FROM $BASE`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from_image", "from_archive"])]
+    pub(crate) base_archive: Option<PathBuf>,
     /// Value of an ARG of the Dockerfile, or of the environment if there is only a name; not for secrets
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) build_arg: Vec<String>,
@@ -450,6 +453,9 @@ pub(crate) struct AddArgs {
     /// Value of an ARG of its Dockerfile, such as BASE=IMAGE; not for secrets
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) build_arg: Vec<String>,
+    /// Build on a file in place of `base`: a root file system of the Debian family as .tar, .tar.gz or .tar.zst, or an image of `docker save` or in OCI format
+    #[arg(long, value_name = "FILE")]
+    pub(crate) base_archive: Option<PathBuf>,
     /// Cores of its sandboxes: 1 or an even number
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<u32>,

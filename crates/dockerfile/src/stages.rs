@@ -46,6 +46,8 @@ pub enum Base {
     Stage(usize),
     /// An image.
     Image(String),
+    /// An archive that was uploaded for the build, by its hash: `FROM archive:HASH`.
+    Archive(String),
 }
 
 /// What `COPY --from` copies from.
@@ -70,6 +72,18 @@ const PREDEFINED: [&str; 10] = [
     "ALL_PROXY",
     "all_proxy",
 ];
+
+/// Start of the name of an archive that was uploaded for the build; 64 hexadecimal digits follow.
+const ARCHIVE: &str = "archive:";
+/// Length of the hash of an archive, in characters.
+const HASH_LENGTH: usize = 64;
+
+/// The hash in the name of an archive; none if the name is that of something else.
+fn archive(name: &str) -> Option<&str> {
+    let hash = name.strip_prefix(ARCHIVE)?;
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    (hash.len() == HASH_LENGTH && hash.bytes().all(is_digit)).then_some(hash)
+}
 
 impl Plan {
     /// Parses a file for a target, the last stage by default, with arguments for the build, on a platform such as
@@ -173,7 +187,10 @@ impl Plan {
         let base = match self.named(&image, self.stages.len()) {
             Some(stage) => Base::Stage(stage),
             None if image == "scratch" => Base::Scratch,
-            None => Base::Image(image),
+            None => match archive(&image) {
+                Some(hash) => Base::Archive(hash.to_owned()),
+                None => Base::Image(image),
+            },
         };
         self.stages.push(Stage {
             line,
@@ -216,6 +233,9 @@ impl Plan {
         }
         if let Some(found) = self.find(from, stage) {
             return Ok(Some(Origin::Stage(found)));
+        }
+        if archive(from).is_some() {
+            return refused("COPY --from takes no archive: begin a stage with FROM and name that".to_owned());
         }
         if from.parse::<usize>().is_ok() || self.named(from, self.stages.len()).is_some() {
             return refused(format!("COPY --from={from}: there is no such stage before this one"));
@@ -294,6 +314,20 @@ mod tests {
         let want = [Origin::Stage(0), Origin::Stage(1), Origin::Image("nginx:1".to_owned())];
         assert_eq!(origins, want);
         assert_eq!(plan.needed(), [true, true, true]);
+    }
+
+    #[test]
+    fn a_stage_may_begin_with_an_archive() {
+        let hash = "0123456789abcdef".repeat(4);
+        let text = "ARG BASE=e2bdev/base\nFROM $BASE\n";
+        let base = |name: &str| plan(text, None, &[("BASE", name)]).unwrap().stages[0].base.clone();
+        assert_eq!(base(&format!("archive:{hash}")), Base::Archive(hash.clone()));
+        // What is no hash is the tag of an image.
+        for name in ["archive:1", "archive", &format!("archive:{}", hash.to_uppercase())] {
+            assert_eq!(base(name), Base::Image(name.to_owned()));
+        }
+        let error = plan(&format!("FROM a\nCOPY --from=archive:{hash} a b\n"), None, &[]).unwrap_err();
+        assert_eq!((error.line, error.message.contains("no archive")), (2, true), "{error}");
     }
 
     #[test]

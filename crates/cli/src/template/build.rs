@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use dockerfile::{Kind, Plan, TEXT_MAX};
+use dockerfile::{Base, Kind, Plan, TEXT_MAX};
 use http::Method;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -26,6 +26,8 @@ use crate::transfer::login;
 const PAUSE: Duration = Duration::from_millis(250);
 /// How many questions in a row may fail, while the platform restarts.
 const FAILURES_MAX: u32 = 240;
+/// The build argument that names what a recipe begins with.
+const BASE_ARG: &str = "BASE";
 /// Exit code of a build that a signal has cancelled, as shells have it for SIGINT.
 const INTERRUPTED: u8 = 130;
 
@@ -36,6 +38,8 @@ enum From {
     Dockerfile {
         text: String,
         args: BTreeMap<String, String>,
+        /// The archive that it begins with, and its hash.
+        base: Option<(fs::File, String)>,
         files: Vec<(usize, fs::File, String)>,
     },
 }
@@ -151,8 +155,12 @@ async fn build_to_end(
         From::Dockerfile {
             text,
             args: given,
+            base,
             files,
         } => {
+            if let Some((file, hash)) = base {
+                upload(client, progress, template, "the archive", &hash, file).await?;
+            }
             let mut hashes = Map::new();
             for (line, file, hash) in files {
                 let what = format!("files of line {line}");
@@ -200,19 +208,8 @@ fn from(args: &BuildArgs) -> Result<From> {
         return Ok(From::Image(reference.clone()));
     }
     if let Some(path) = &args.from_archive {
-        let read = || format!("read {}", path.display());
-        let mut file = fs::File::open(path).with_context(read)?;
-        ensure!(file.metadata()?.is_file(), "{} is not a file", path.display());
-        let mut hash = Sha256::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer).with_context(read)? {
-                0 => break,
-                length => hash.update(&buffer[..length]),
-            }
-        }
-        file.rewind()?;
-        return Ok(From::Archive(file, hex::encode(hash.finalize())));
+        let (file, hash) = archive(path)?;
+        return Ok(From::Archive(file, hash));
     }
     let path = args.file.clone().unwrap_or_else(|| args.path.join("Dockerfile"));
     let text = read_text(&path)?;
@@ -220,7 +217,19 @@ fn from(args: &BuildArgs) -> Result<From> {
         clippy::disallowed_methods,
         reason = "arguments of a build that are named in a flag, and no configuration"
     )]
-    let given = build_args(&args.build_arg, |name| std::env::var(name).ok());
+    let mut given = build_args(&args.build_arg, |name| std::env::var(name).ok());
+    let base = match &args.base_archive {
+        Some(archive_path) => {
+            ensure!(
+                !given.contains_key(BASE_ARG),
+                "--base-archive sets the build argument {BASE_ARG}: leave it out of --build-arg"
+            );
+            let (file, hash) = archive(archive_path)?;
+            given.insert(BASE_ARG.to_owned(), format!("archive:{hash}"));
+            Some((file, hash))
+        }
+        None => None,
+    };
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -230,8 +239,19 @@ fn from(args: &BuildArgs) -> Result<From> {
     let plan = Plan::parse(&text, args.target.as_deref(), &given, &format!("linux/{arch}")).with_context(shown)?;
     let context = Context::open(&args.path, &path)?;
     let mut files = Vec::new();
-    let needed = plan.stages.iter().zip(plan.needed()).filter(|(_, needed)| *needed);
-    for instruction in needed.flat_map(|(stage, _)| &stage.instructions) {
+    let needed = plan.stages.iter().zip(plan.needed());
+    let needed: Vec<_> = needed.filter_map(|(stage, needed)| needed.then_some(stage)).collect();
+    if let Some((_, hash)) = &base {
+        let is_used = needed
+            .iter()
+            .any(|stage| matches!(&stage.base, Base::Archive(own) if own == hash));
+        ensure!(
+            is_used,
+            "{}: no stage begins with the archive: write `ARG {BASE_ARG}` and `FROM ${BASE_ARG}`",
+            path.display()
+        );
+    }
+    for instruction in needed.iter().flat_map(|stage| &stage.instructions) {
         let Kind::Copy(copy) = &instruction.kind else { continue };
         let line = instruction.line;
         let archive = context.archive(copy, plan.escape);
@@ -241,8 +261,26 @@ fn from(args: &BuildArgs) -> Result<From> {
     Ok(From::Dockerfile {
         text,
         args: given,
+        base,
         files,
     })
+}
+
+/// Opens an archive that a build begins with, and returns its hash too.
+fn archive(path: &Path) -> Result<(fs::File, String)> {
+    let read = || format!("read {}", path.display());
+    let mut file = fs::File::open(path).with_context(read)?;
+    ensure!(file.metadata()?.is_file(), "{} is not a file", path.display());
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer).with_context(read)? {
+            0 => break,
+            length => hash.update(&buffer[..length]),
+        }
+    }
+    file.rewind()?;
+    Ok((file, hex::encode(hash.finalize())))
 }
 
 fn read_text(path: &Path) -> Result<String> {

@@ -145,6 +145,7 @@ impl<'a> Run<'a, '_> {
             base => {
                 let source = match base {
                     Base::Image(reference) => Source::image(reference, None),
+                    Base::Archive(hash) => Source::Archive { hash: hash.clone() },
                     _ => Source::Scratch,
                 };
                 let mut progress = self.first.clone();

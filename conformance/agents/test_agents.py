@@ -16,9 +16,10 @@ import httpx
 import pytest
 from e2b import CommandExitException, Sandbox
 
-from harness import coding_agents, model_api
+from harness import coding_agents, model_api, package_mirror
 from harness.code_host import TOKEN, CodeHost, git
 from harness.internet import Internet
+from harness.mcp_gateway import Session
 from harness.model_api import KEYS, SAID
 from harness.patience import within
 from harness.platform import Platform
@@ -198,6 +199,25 @@ def test_what_the_program_brings_is_built_from_its_own_copy(platform: Platform, 
         assert (again.returncode == 0) is bool(unless), again.stderr
     refused = platform.run("template", "add", "nothing")
     assert refused.returncode == 1 and "agents, code-interpreter, desktop, mcp-gateway" in refused.stderr
+
+
+def test_servers_of_npm_and_pypi_behind_the_gateway(platform: Platform, template: str, internet: Internet) -> None:
+    """`npx` and `uvx` fetch them when the sandbox is created."""
+    later = internet.mark()
+    servers = {
+        "n": {"command": "npx", "args": ["-y", package_mirror.OF_NPM]},
+        "p": {"command": "uvx", "args": [package_mirror.OF_PYPI]},
+    }
+    with Sandbox.create(mcp=servers, timeout=300) as box:  # type: ignore[arg-type]
+        assert box.get_mcp_url() == f"https://{box.get_host(50005)}/mcp"
+        session = Session(platform, box)
+        assert sorted(tool["name"] for tool in session.ask("tools/list")["tools"]) == ["of_npm", "of_pypi"]
+        for tool, says in (("of_npm", "node hello 1000"), ("of_pypi", "python hello 1000")):
+            assert session.ask("tools/call", name=tool, arguments={"word": "hello"})["content"][0]["text"] == says
+        refused = httpx.post(f"{platform.url}/mcp", headers={"Host": box.get_host(50005), "Authorization": "Bearer wrong"}, json={}, timeout=30)
+        assert (refused.status_code, "token" in refused.text) == (401, True), refused.text
+    assert package_mirror.tarball(package_mirror.OF_NPM, "1.0.0") in {event["path"] for event in later(kind="http", host=package_mirror.NODE)}
+    assert any(event["path"].endswith(".whl") for event in later(kind="http", host=package_mirror.PYTHON))
 
 
 def test_the_example(host: CodeHost, template: str) -> None:

@@ -1,5 +1,5 @@
 """Registries of packages in the fake internet, under the names that installers ask: the packages that ready-made templates pin, which an asset
-of the tests has. So recipes run as they are, without being told of another source.
+of the tests has, so that recipes run as they are, without being told of another source; and two small MCP servers, which `npx` and `uvx` start.
 
 The servers find them by RINGFENCE_AGENTS_PACKAGES and its like, where these are set.
 """
@@ -7,16 +7,36 @@ The servers find them by RINGFENCE_AGENTS_PACKAGES and its like, where these are
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
+import tempfile
 from functools import cache
 from html import escape
 from pathlib import Path
+
+from harness import packages as small
 
 DOMAINS = ("pypi.org", "npmjs.org")
 PYTHON, NODE = "pypi.org", "registry.npmjs.org"
 LOCKS = Path(__file__).resolve().parents[2] / "templates"
 ASSETS = ("RINGFENCE_AGENTS_PACKAGES", "RINGFENCE_MCP_GATEWAY_PACKAGES", "RINGFENCE_CODE_INTERPRETER_PACKAGES")
+
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+# The MCP servers: a package of each registry.
+OF_PYPI, OF_NPM = "rf_mcp_python", "rf-mcp-node"
+
+
+@cache
+def servers() -> dict[str, bytes]:
+    """The archives of the MCP servers, by the names of their files."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = (
+            small.wheel(Path(directory), OF_PYPI, (PROGRAMS / "mcp_stdio.py").read_text()),
+            small.tgz(Path(directory), OF_NPM, (PROGRAMS / "mcp_stdio.js").read_text()),
+        )
+        return {path.name: path.read_bytes() for path in made}
 
 
 def directories() -> list[Path]:
@@ -51,9 +71,16 @@ def tarball(name: str, version: str) -> str:
 
 def described(name: str) -> bytes:
     """What the registry says of a package."""
+    if name == OF_NPM:
+        integrities = {"1.0.0": f"sha512-{base64.b64encode(hashlib.sha512(servers()[f'{name}.tgz']).digest()).decode()}"}
+    else:
+        integrities = packages()[name]
     versions = {
-        version: {"name": name, "version": version, "dist": {"tarball": f"https://{NODE}{tarball(name, version)}", "integrity": integrity}}
-        for version, integrity in packages()[name].items()
+        version: {
+            **{"name": name, "version": version, "dist": {"tarball": f"https://{NODE}{tarball(name, version)}", "integrity": integrity}},
+            **({"bin": {name: "run.js"}} if name == OF_NPM else {}),
+        }
+        for version, integrity in integrities.items()
     }
     return json.dumps({"name": name, "dist-tags": {"latest": next(iter(versions))}, "versions": versions}).encode()
 
@@ -77,13 +104,18 @@ def answer(host: str, path: str) -> tuple[int, dict[str, str], bytes]:
     """What a registry answers."""
     if host == NODE and (found := archive(path)):
         return 200, {"Content-Type": "application/octet-stream"}, found.read_bytes()
-    if host == NODE and path.strip("/") in packages():
+    if host == NODE and path == tarball(OF_NPM, "1.0.0"):
+        return 200, {"Content-Type": "application/octet-stream"}, servers()[f"{OF_NPM}.tgz"]
+    if host == NODE and (path.strip("/") in packages() or path.strip("/") == OF_NPM):
         return 200, {"Content-Type": "application/json"}, described(path.strip("/"))
     first, _, rest = path.strip("/").partition("/")
     if host == PYTHON and first == "simple":
-        links = "".join(f'<a href="/files/{escape(name)}">{escape(name)}</a>' for name in wheels() if project(name) == rest)
+        names = [*wheels(), *servers()]
+        links = "".join(f'<a href="/files/{escape(name)}">{escape(name)}</a>' for name in names if name.endswith(".whl") and project(name) == rest)
         if links:
             return 200, {"Content-Type": "text/html"}, f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
+    if host == PYTHON and first == "files" and rest in servers():
+        return 200, {"Content-Type": "application/octet-stream"}, servers()[rest]
     if host == PYTHON and first == "files" and rest in wheels():
         return 200, {"Content-Type": "application/octet-stream"}, wheels()[rest].read_bytes()
     return 404, {"Content-Type": "text/plain"}, b"there is no such package here\n"

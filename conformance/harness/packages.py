@@ -11,12 +11,12 @@ import zipfile
 from pathlib import Path
 
 
-def wheel(directory: Path, name: str) -> Path:
-    """A wheel with a module and a program, both of that name; the program prints it."""
+def wheel(directory: Path, name: str, module: str | None = None) -> Path:
+    """A wheel with a module and a program, both of that name; the program is `main` of the module, and prints the name unless the module is given."""
     path = directory / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
     files = {
-        f"{name}/__init__.py": f'def main():\n    print("{name} 1")\n',
+        f"{name}/__init__.py": module or f'def main():\n    print("{name} 1")\n',
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
@@ -28,12 +28,12 @@ def wheel(directory: Path, name: str) -> Path:
     return path
 
 
-def tgz(directory: Path, name: str) -> Path:
-    """A package of npm with a program of that name, which prints it."""
+def tgz(directory: Path, name: str, program: str | None = None) -> Path:
+    """A package of npm with a program of that name, which prints it unless it is given."""
     path = directory / f"{name}.tgz"
     files = {
         "package/package.json": json.dumps({"name": name, "version": "1.0.0", "bin": {name: "run.js"}}),
-        "package/run.js": f'#!/usr/bin/env node\nconsole.log("{name} 1")\n',
+        "package/run.js": program or f'#!/usr/bin/env node\nconsole.log("{name} 1")\n',
     }
     with tarfile.open(path, "w:gz") as archive:
         for file, text in files.items():

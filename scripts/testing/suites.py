@@ -325,7 +325,7 @@ ALL: tuple[Suite, ...] = (
         ("--criu", "agents"),
         seconds=65,
         environment=CRIU | {"RINGFENCE_AGENTS_PACKAGES": "{agents-packages}", "RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},
-        packages=("git",),
+        packages=("git", "nodejs", "npm"),
     ),
     Suite(
         "agents-all",

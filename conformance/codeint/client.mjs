@@ -1,4 +1,6 @@
-/* A program with the JavaScript client: it calls every method and prints what came of it as JSON. */
+/* A program with the JavaScript client: it calls every method and prints what came of it as JSON.
+
+   Its argument is an object with a cell for each format of results, as JSON. */
 
 import { NotFoundError, Sandbox, TimeoutError } from "@e2b/code-interpreter";
 
@@ -13,14 +15,22 @@ try {
   found.bash = (await box.runCode("echo $V", { language: "bash", envs: { V: "of the call" } })).logs.stdout;
   found.js = (await box.runCode("1 + 2", { language: "js" })).text;
   const context = await box.createCodeContext({ cwd: "/tmp" });
-  found.cwd = (await box.runCode("import os; os.getcwd()", { context })).text;
+  found.cwd = (await box.runCode("import os; kept = 1; os.getcwd()", { context })).text;
   found.languages = (await box.listCodeContexts()).map((each) => each.language);
   await box.restartCodeContext(context);
+  found.restarted = (await box.runCode("'kept' in dir()", { context })).text;
   await box.removeCodeContext(context);
   try {
     await box.removeCodeContext(context);
   } catch (error) {
     if (error instanceof NotFoundError) found.missing = "NotFound";
+  }
+  const cells = JSON.parse(process.argv[2]);
+  found.formats = {};
+  for (const [name, cell] of Object.entries(cells)) {
+    const result = (await box.runCode(cell)).results[0];
+    const given = Object.keys(cells).filter((each) => result[each] !== undefined);
+    found.formats[name] = Object.fromEntries(given.map((each) => [each, result[each]]));
   }
   const plot = (await box.runCode(PLOT)).results[0];
   found.png = plot.png.startsWith("iVBOR");

@@ -1,8 +1,12 @@
-"""A program with an older client of Python: it calls every method and prints what came of it as JSON."""
+"""A program with an older client of Python: it calls every method and prints what came of it as JSON.
+
+Its argument is an object with a cell for each format of results, as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 from e2b import NotFoundException, TimeoutException
@@ -21,14 +25,18 @@ def main() -> None:
         found["bash"] = box.run_code("echo $V", language="bash", envs={"V": "of the call"}).logs.stdout
         found["js"] = box.run_code("1 + 2", language="js").text
         context = box.create_code_context(cwd="/tmp")
-        found["cwd"] = box.run_code("import os; os.getcwd()", context=context).text
+        found["cwd"] = box.run_code("import os; kept = 1; os.getcwd()", context=context).text
         found["languages"] = [each.language for each in box.list_code_contexts()]
         box.restart_code_context(context)
+        found["restarted"] = box.run_code("'kept' in dir()", context=context).text
         box.remove_code_context(context)
         try:
             box.remove_code_context(context)
         except NotFoundException:
             found["missing"] = "NotFound"
+        cells: dict[str, str] = json.loads(sys.argv[1])
+        results = {name: box.run_code(cell).results[0] for name, cell in cells.items()}
+        found["formats"] = {name: {each: result[each] for each in cells if result[each] is not None} for name, result in results.items()}
         plot = box.run_code(PLOT).results[0]
         found["png"] = plot.png.startswith("iVBOR")
         found["chart"] = plot.chart.type.value

@@ -1,5 +1,5 @@
-"""Other published clients: the JavaScript one and an older one of Python, in programs of their own; and the unit tests of the
-server, in the environment that the template has for it.
+"""Other published clients: the JavaScript one, an older one of Python, and the asynchronous ones of both versions, in programs of their
+own; and the unit tests of the server, in the environment that the template has for it.
 
 RINGFENCE_NODE and RINGFENCE_NODE_MODULES name Node and a directory with the pinned JavaScript client, RINGFENCE_OLD_PYTHON an
 interpreter with the older client of Python.
@@ -14,8 +14,10 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from e2b_code_interpreter import Sandbox
 
+from codeint.test_results import RAW
 from harness.code_interpreter import RECIPE
 from harness.patience import within
 from harness.platform import Platform
@@ -30,6 +32,8 @@ def reported(command: list[str], **variables: str) -> dict[str, object]:
     return json.loads(ran.stdout)
 
 
+# A cell for each format.
+CELLS = json.dumps({field: f"display({{{mime!r}: {value!r}}}, raw=True)" for field, (mime, value) in RAW.items()})
 WANT = {
     "text": "2",
     "stdout": ["hello\n"],
@@ -38,6 +42,8 @@ WANT = {
     "bash": ["of the call\n"],
     "js": "3",
     "cwd": "/tmp",
+    "restarted": "False",
+    "formats": {field: {field: value} for field, (_, value) in RAW.items()},
     "languages": ["python", "javascript", "bash", "python"],
     "missing": "NotFound",
     "png": True,
@@ -56,7 +62,7 @@ def test_the_javascript_client(template: str, tmp_path: Path) -> None:
     program = tmp_path / "client.mjs"
     program.write_text((HERE / "client.mjs").read_text())
     (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
-    assert reported([os.environ["RINGFENCE_NODE"], str(program)]) == WANT
+    assert reported([os.environ["RINGFENCE_NODE"], str(program), CELLS]) == WANT
 
 
 def test_the_example(template: str, tmp_path: Path) -> None:
@@ -70,10 +76,15 @@ def test_the_example(template: str, tmp_path: Path) -> None:
 
 
 def test_an_older_client_of_python(template: str) -> None:
-    found = reported([os.environ["RINGFENCE_OLD_PYTHON"], str(HERE / "client.py")])
+    found = reported([os.environ["RINGFENCE_OLD_PYTHON"], str(HERE / "client.py"), CELLS])
     patience = found.pop("patience")
     assert found == WANT
     assert 2 <= patience < within(8), patience
+
+
+@pytest.mark.parametrize("python", [sys.executable, os.environ.get("RINGFENCE_OLD_PYTHON", "")], ids=["newer", "older"])
+def test_the_asynchronous_client_of_python(template: str, python: str) -> None:
+    assert reported([python, str(HERE / "async_client.py"), CELLS]) == {**WANT, "beside": ["one", "two"]}
 
 
 def test_no_layer_has_what_another_has(platform: Platform, template: str, box: Sandbox) -> None:

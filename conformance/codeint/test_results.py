@@ -12,6 +12,7 @@ from e2b_code_interpreter.charts import ChartType
 PNG = b"\x89PNG\r\n\x1a\n"
 
 RAW = {
+    "text": ("text/plain", "plain"),
     "html": ("text/html", "<b>x</b>"),
     "markdown": ("text/markdown", "# x"),
     "svg": ("image/svg+xml", "<svg/>"),

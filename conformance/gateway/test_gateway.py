@@ -1,4 +1,7 @@
-"""The `mcp` of a create request: servers of standard input and output behind one address, which an official client calls with the token."""
+"""The `mcp` of a create request: servers of standard input and output behind one address, which an official client calls with the token.
+
+RINGFENCE_NODE and RINGFENCE_NODE_MODULES name Node and a directory with the JavaScript SDK.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import Any
 import httpx2
 import mcp_types as types
 import pytest
-from e2b import Sandbox, SandboxException, Template
+from e2b import AsyncSandbox, Sandbox, SandboxException, Template
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
@@ -344,6 +347,32 @@ def test_what_cannot_be_started_is_named(template: str, servers: dict[str, objec
     with pytest.raises(SandboxException, match="Failed to start MCP gateway") as raised:
         Sandbox.create(mcp=servers, timeout=60)  # type: ignore[arg-type]
     assert says in str(raised.value)
+
+
+def test_the_asynchronous_sdk_of_python(template: str) -> None:
+    async def create() -> tuple[str, str, str | None]:
+        box = await AsyncSandbox.create(mcp=SERVERS, timeout=120)  # type: ignore[arg-type]
+        return box.sandbox_id, box.get_mcp_url(), await box.get_mcp_token()
+
+    ident, url, token = asyncio.run(create())
+    with Sandbox.connect(ident) as box:
+        assert (box.get_mcp_url(), box.get_mcp_token()) == (url, token)
+        assert called(box, "add_second", a=2, b=5) == "7"
+
+
+def test_the_javascript_sdk(template: str, tmp_path: Path) -> None:
+    # Node finds packages beside the program.
+    program = tmp_path / "client.mjs"
+    program.write_text((HERE / "client.mjs").read_text())
+    (tmp_path / "node_modules").symlink_to(os.environ["RINGFENCE_NODE_MODULES"])
+    command = [os.environ["RINGFENCE_NODE"], str(program), json.dumps(SERVERS)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert "exa: there is no command" in found["refused"], found
+    with Sandbox.connect(found["id"]) as box:
+        assert (box.get_mcp_url(), [box.get_mcp_token()] * 2) == (found["url"], found["tokens"])
+        assert called(box, "one__word") == "first s-1 1000 /home/user"
 
 
 def test_the_example(template: str) -> None:

@@ -307,12 +307,12 @@ ALL: tuple[Suite, ...] = (
         # Of the host, it shows the stream; in the sandbox is another one.
         packages=("chromium", "libnss3-tools"),
     ),
-    Suite(
-        "gateway",
+    node(
         "gateway",
         # Over HTTPS, because the client gives no other address of the gateway.
         ("--tls", "--criu", "gateway"),
-        seconds=75,
+        "javascript-2.51.0",
+        seconds=85,
         names=True,
         python="python-gateway",
         environment=CRIU | {"RINGFENCE_MCP_GATEWAY_PACKAGES": "{mcp-gateway-packages}"},

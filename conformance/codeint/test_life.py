@@ -52,6 +52,23 @@ def test_a_cell_that_kills_its_kernel_is_told_so_and_the_next_one_has_another(sh
 
 
 @pytest.mark.parametrize(
+    ("language", "pid", "after"),
+    [
+        ("python", "v = 1; import os; print(os.getpid())", "print('v' in dir())"),
+        ("bash", "v=1; echo $$", "[ -n \"$v\" ] && echo True || echo False"),
+        ("js", "v = 1; console.log(process.pid)", "console.log(typeof v !== 'undefined' ? 'True' : 'False')"),
+    ],
+)
+def test_a_kernel_that_is_killed_while_nothing_runs(shared: Sandbox, language: str, pid: str, after: str) -> None:
+    """The next cell says that the variables are lost, and does not run."""
+    kernel = "".join(shared.run_code(pid, language=language).logs.stdout).strip()
+    shared.commands.run(f"kill -9 {kernel}", user="root")
+    next_one = shared.run_code(after, language=language)
+    assert next_one.error and next_one.error.name == "ContextRestarting" and next_one.logs.stdout == []
+    assert shared.run_code(after, language=language).logs.stdout == ["False\n"]
+
+
+@pytest.mark.parametrize(
     ("language", "setup", "endless", "check", "want"),
     [
         ("python", "k = 1", "while True: pass", "print(k)", "1\n"),
@@ -137,6 +154,10 @@ def test_variables_outlive_a_pause_and_a_fork(platform: Platform, box: Sandbox) 
         assert fork.run_code("echo $b", language="bash").logs.stdout == ["2\n"]
         assert fork.run_code("c", language="js").text == "3"
         assert again.run_code("a").text == "[1, 2]"
+        # Who may run cells in the parent may not in the fork.
+        port = {"E2b-Sandbox-Id": fork.sandbox_id, "E2b-Sandbox-Port": "49999"}
+        refused = httpx.post(f"{fork._jupyter_url}/execute", json={"code": "1"}, headers={**port, "X-Access-Token": again._envd_access_token or ""})
+        assert refused.status_code == 401, refused.text
     finally:
         fork.kill()
 

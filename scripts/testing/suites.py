@@ -274,7 +274,7 @@ ALL: tuple[Suite, ...] = (
     node(
         "codeint",
         # Over HTTPS, because the older client finds a port by its name alone.
-        ("--tls", "--criu", *files("codeint", "cells", "clients", "contexts", "life", "results")),
+        ("--tls", "--criu", *files("codeint", "cells", "clients", "contexts", "kept_ready", "life", "results")),
         "codeint",
         seconds=120,
         names=True,

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from e2b import CommandExitException, Sandbox
 
+from docs.blocks import first_program
 from harness import coding_agents, model_api, package_mirror
 from harness.code_host import TOKEN, CodeHost, git
 from harness.internet import Internet
@@ -201,15 +202,15 @@ def test_what_the_program_brings_is_built_from_its_own_copy(platform: Platform, 
     assert refused.returncode == 1 and "agents, code-interpreter, desktop, mcp-gateway" in refused.stderr
 
 
-def test_servers_of_npm_and_pypi_behind_the_gateway(platform: Platform, template: str, internet: Internet) -> None:
-    """`npx` and `uvx` fetch them when the sandbox is created."""
+def test_servers_of_npm_and_pypi_behind_the_gateway(platform: Platform, template: str, internet: Internet, tmp_path: Path) -> None:
+    """The first program of the page about the gateway: `npx` and `uvx` fetch them when the sandbox is created, which stays."""
     later = internet.mark()
-    servers = {
-        "n": {"command": "npx", "args": ["-y", package_mirror.OF_NPM]},
-        "p": {"command": "uvx", "args": [package_mirror.OF_PYPI]},
-    }
-    with Sandbox.create(mcp=servers, timeout=300) as box:  # type: ignore[arg-type]
-        assert box.get_mcp_url() == f"https://{box.get_host(50005)}/mcp"
+    (tmp_path / "page.py").write_text(first_program("mcp-gateway.md"))
+    ran = subprocess.run([sys.executable, tmp_path / "page.py"], capture_output=True, text=True, timeout=within(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    url, token = ran.stdout.splitlines()
+    with Sandbox.connect(url.partition("50005-")[2].partition(".")[0], timeout=300) as box:
+        assert (url, token) == (f"https://{box.get_host(50005)}/mcp", box.get_mcp_token())
         session = Session(platform, box)
         assert sorted(tool["name"] for tool in session.ask("tools/list")["tools"]) == ["of_npm", "of_pypi"]
         for tool, says in (("of_npm", "node hello 1000"), ("of_pypi", "python hello 1000")):

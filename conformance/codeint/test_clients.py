@@ -7,8 +7,10 @@ interpreter with the older client of Python.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,11 +20,21 @@ import pytest
 from e2b_code_interpreter import Sandbox
 
 from codeint.test_results import RAW
+from docs.blocks import PAGES, first_program
 from harness.code_interpreter import RECIPE
 from harness.patience import within
 from harness.platform import Platform
 
 HERE = Path(__file__).parent
+PICTURE = PAGES / "pictures" / "plot.png"
+# The part of two pictures that differs, by the Pillow of the template.
+DIFFERENT = """
+import base64, io
+from PIL import Image, ImageChops
+one, other = (Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB") for text in ({!r}, {!r}))
+difference = ImageChops.difference(one, other).convert("L").point(lambda value: 255 * (value > 40))
+one.size == other.size and difference.histogram()[255] / (one.size[0] * one.size[1])
+"""
 
 
 def reported(command: list[str], **variables: str) -> dict[str, object]:
@@ -65,14 +77,34 @@ def test_the_javascript_client(template: str, tmp_path: Path) -> None:
     assert reported([os.environ["RINGFENCE_NODE"], str(program), CELLS]) == WANT
 
 
-def test_the_example(template: str, tmp_path: Path) -> None:
+def test_the_first_program_of_the_page(platform: Platform, template: str, tmp_path: Path) -> None:
+    """Over HTTPS, and over HTTP as well, with what the platform gives to those who have no TLS."""
+    program = tmp_path / "page.py"
+    program.write_text(first_program("code-interpreter.md"))
+    plain = Platform.credentials(platform)
+    assert plain["E2B_SANDBOX_URL"].startswith("http://") and "E2B_SANDBOX_URL" not in platform.credentials()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
+    for given in (platform.credentials(), plain):
+        ran = subprocess.run(
+            [sys.executable, program], env={**inherited, **given}, capture_output=True, text=True, timeout=within(120), check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert re.fullmatch(r"21\n\d{4,} \[\(0\.0, 1\.0\), \(1\.0, 2\.0\), \(2\.0, 3\.0\)\]\n", ran.stdout), ran.stdout
+
+
+def test_the_example(template: str, box: Sandbox, tmp_path: Path) -> None:
+    """And the picture of it in the documentation. When the plot looks otherwise, `RINGFENCE_WRITE_PICTURES=1` writes a new one; look at it."""
     plot = tmp_path / "plot.png"
     program = Path(__file__).resolve().parents[2] / "examples" / "plot_data.py"
     command = [sys.executable, program, plot]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=within(120), check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "mean: 47.0\nJanuary 52, February 41, March 48\n"
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    if os.environ.get("RINGFENCE_WRITE_PICTURES"):
+        PICTURE.write_bytes(plot.read_bytes())
+    pictures = [base64.b64encode(path.read_bytes()).decode() for path in (plot, PICTURE)]
+    part = box.run_code(DIFFERENT.format(*pictures)).text
+    assert part is not None and part != "False" and float(part) < 0.01, f"{part} of {PICTURE} differs"
 
 
 def test_an_older_client_of_python(template: str) -> None:

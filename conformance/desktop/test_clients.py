@@ -23,6 +23,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from docs.blocks import first_program
 from harness.patience import within
 from harness.rfb import Refused, viewer
 
@@ -130,6 +131,14 @@ def test_the_client_of_python(programs: dict[str, Future[dict[str, Any]]]) -> No
 
 def test_the_client_of_javascript(programs: dict[str, Future[dict[str, Any]]]) -> None:
     assert programs["javascript"].result() == {**WANT, "pictures": 3}
+
+
+def test_the_first_program_of_the_page(template: str, tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text(first_program("desktop.md"))
+    ran = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=within(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    with Image.open(tmp_path / "screen.png") as image:
+        assert image.size == (1024, 768)
 
 
 def test_the_example(template: str, tmp_path: Path) -> None:

@@ -66,6 +66,12 @@ def blocks() -> list[Block]:
     ]
 
 
+def first_program(page: str) -> str:
+    """The first program in Python on the page of a template, which the suite of the template runs: that of the pages has no templates."""
+    found = blocks_of(page, (PAGES / page).read_text())
+    return python([next(block for block in found if block.language == "python")])
+
+
 def shell(run: list[Block]) -> str:
     """A script that ends at the first failure and says which block failed."""
     parts = ["set -euo pipefail", "trap 'echo \"failed in $block\" >&2' ERR", "set -E"]

@@ -1,5 +1,6 @@
 """Registries of packages in the fake internet, under the names that installers ask: the packages that ready-made templates pin, which an asset
-of the tests has, so that recipes run as they are, without being told of another source; and two small MCP servers, which `npx` and `uvx` start.
+of the tests has, so that recipes run as they are, without being told of another source; and two small MCP servers, which `npx` and `uvx` start under
+the names of well-known ones.
 
 The servers find them by RINGFENCE_AGENTS_PACKAGES and its like, where these are set.
 """
@@ -24,8 +25,9 @@ ASSETS = ("RINGFENCE_AGENTS_PACKAGES", "RINGFENCE_MCP_GATEWAY_PACKAGES", "RINGFE
 
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
-# The MCP servers: a package of each registry.
-OF_PYPI, OF_NPM = "rf_mcp_python", "rf-mcp-node"
+# The MCP servers: a package of each registry, under the names that the page of the gateway has in its first program.
+OF_PYPI, OF_NPM = "mcp_server_time", "@modelcontextprotocol/server-filesystem"
+OWN_NPM = OF_NPM.rpartition("/")[2]
 
 
 @cache
@@ -72,13 +74,13 @@ def tarball(name: str, version: str) -> str:
 def described(name: str) -> bytes:
     """What the registry says of a package."""
     if name == OF_NPM:
-        integrities = {"1.0.0": f"sha512-{base64.b64encode(hashlib.sha512(servers()[f'{name}.tgz']).digest()).decode()}"}
+        integrities = {"1.0.0": f"sha512-{base64.b64encode(hashlib.sha512(servers()[f'{OWN_NPM}.tgz']).digest()).decode()}"}
     else:
         integrities = packages()[name]
     versions = {
         version: {
             **{"name": name, "version": version, "dist": {"tarball": f"https://{NODE}{tarball(name, version)}", "integrity": integrity}},
-            **({"bin": {name: "run.js"}} if name == OF_NPM else {}),
+            **({"bin": {OWN_NPM: "run.js"}} if name == OF_NPM else {}),
         }
         for version, integrity in integrities.items()
     }
@@ -105,7 +107,7 @@ def answer(host: str, path: str) -> tuple[int, dict[str, str], bytes]:
     if host == NODE and (found := archive(path)):
         return 200, {"Content-Type": "application/octet-stream"}, found.read_bytes()
     if host == NODE and path == tarball(OF_NPM, "1.0.0"):
-        return 200, {"Content-Type": "application/octet-stream"}, servers()[f"{OF_NPM}.tgz"]
+        return 200, {"Content-Type": "application/octet-stream"}, servers()[f"{OWN_NPM}.tgz"]
     if host == NODE and (path.strip("/") in packages() or path.strip("/") == OF_NPM):
         return 200, {"Content-Type": "application/json"}, described(path.strip("/"))
     first, _, rest = path.strip("/").partition("/")

@@ -13,13 +13,14 @@ from pathlib import Path
 
 def wheel(directory: Path, name: str, module: str | None = None) -> Path:
     """A wheel with a module and a program, both of that name; the program is `main` of the module, and prints the name unless the module is given."""
+    program = name.replace("_", "-")
     path = directory / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}/__init__.py": module or f'def main():\n    print("{name} 1")\n',
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {name}:main\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\n{program} = {name}:main\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
     with zipfile.ZipFile(path, "w") as archive:
@@ -30,9 +31,10 @@ def wheel(directory: Path, name: str, module: str | None = None) -> Path:
 
 def tgz(directory: Path, name: str, program: str | None = None) -> Path:
     """A package of npm with a program of that name, which prints it unless it is given."""
-    path = directory / f"{name}.tgz"
+    own = name.rpartition("/")[2]
+    path = directory / f"{own}.tgz"
     files = {
-        "package/package.json": json.dumps({"name": name, "version": "1.0.0", "bin": {name: "run.js"}}),
+        "package/package.json": json.dumps({"name": name, "version": "1.0.0", "bin": {own: "run.js"}}),
         "package/run.js": program or f'#!/usr/bin/env node\nconsole.log("{name} 1")\n',
     }
     with tarfile.open(path, "w:gz") as archive:

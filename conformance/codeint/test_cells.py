@@ -78,13 +78,29 @@ def test_packages_that_a_cell_installs_are_imported_at_once(shared: Sandbox) -> 
     assert shared.run_code("import rfcell; rfcell.answer").text == "42", installed.logs
 
 
-@pytest.mark.parametrize(("language", "cell"), [("python", "import os; print(os.environ.get('V'))"), ("bash", 'echo "${V-None}"'), ("js", "console.log(process.env.V ?? 'None')")])
-def test_variables_of_a_call_are_data_and_undone(template: str, language: str, cell: str) -> None:
+SHOW = {
+    "python": "import os; print(os.environ.get('NAME'))",
+    "bash": 'echo "${NAME-None}"',
+    "js": "console.log(process.env.NAME ?? 'None')",
+    "ts": "console.log((process.env.NAME as string | undefined) ?? 'None')",
+}
+
+
+@pytest.mark.parametrize("language", SHOW)
+def test_variables_of_a_call_are_data_and_undone(template: str, language: str) -> None:
+    """Those that the sandbox has, one that it has not, and the path of programs; in the context of the language and in one that was made."""
     value = "it's \"quoted\" $HOME `id`\nand more"
     with Sandbox.create(timeout=120, envs={"V": "of the sandbox"}) as box:
-        assert box.run_code(cell, language=language).logs.stdout == ["of the sandbox\n"]
-        assert box.run_code(cell, language=language, envs={"V": value}).logs.stdout == [f"{value}\n"]
-        assert box.run_code(cell, language=language).logs.stdout == ["of the sandbox\n"]
+        for where in ({"language": language}, {"context": box.create_code_context(language=language)}):
+
+            def shown(name: str, where: dict[str, object] = where, **envs: str) -> str:
+                return "".join(box.run_code(SHOW[language].replace("NAME", name), envs=envs or None, **where).logs.stdout)  # type: ignore[call-overload]
+
+            path = shown("PATH")
+            for name, before, given in (("V", "of the sandbox\n", value), ("ABSENT", "None\n", value), ("PATH", path, f"/mine:{path.strip()}")):
+                assert shown(name) == before
+                assert shown(name, **{name: given}) == f"{given}\n"
+                assert shown(name) == before
 
 
 def test_bash(shared: Sandbox) -> None:

@@ -61,6 +61,8 @@ def crash(*names: str, seconds: int = 40) -> Run:
     return Run("crash", tuple(f"crash/test_{name}.py" for name in names), seconds)
 
 
+# Without the one on Debian, which is a suite for itself.
+CODEINT = tuple(f"codeint/test_{name}.py" for name in ("cells", "clients", "contexts", "kept_ready", "life", "results"))
 SMOKE = Run("smoke-2.45.1-tls", ("smoke/test_python.py",), 15)
 # Every rule that fits counts, in this order; runs of one suite are one run.
 RULES = (
@@ -83,6 +85,10 @@ RULES = (
     Rule("crates/recipes/*", ("recipes", "cli"), (Run("agents", ("agents/test_agents.py",), 65),)),
     # They are part of the program.
     Rule("templates/*", ("recipes",)),
+    Rule("templates/code-interpreter/*", (), (Run("codeint", CODEINT, 130),)),
+    Rule("templates/desktop/*", (), (Run("desktop", ("desktop/test_clients.py", "desktop/test_desktop.py"), 120),)),
+    Rule("templates/mcp-gateway/*", (), (Run("gateway", ("gateway",), 85),)),
+    Rule("templates/agents/*", (), (Run("agents", ("agents/test_agents.py",), 65),)),
     Rule("crates/blobs/*", ("blobs",), (Run("blobs", ("blobs",), 40),)),
     Rule("crates/docs/*", ("docs",), (Run("mcp", ("mcp",), 20),)),
     Rule("crates/cli/*", ("cli",), (python("operator", "operator_sandboxes", "operator_inside", "top", seconds=90), SMOKE)),

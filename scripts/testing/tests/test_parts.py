@@ -52,6 +52,9 @@ class Changes(unittest.TestCase):
         self.assertEqual([run.suite for run in changes.own_runs("conformance/escape/test_process_storms.py")], ["escape-alone"])
 
     def test_pages_reach_no_platform(self) -> None:
+        for template, suite in {"code-interpreter": "codeint", "desktop": "desktop", "mcp-gateway": "gateway", "agents": "agents"}.items():
+            found = changes.reach([f"templates/{template}/Dockerfile"])
+            self.assertEqual((found.crates, [run.suite for run in found.runs]), (("recipes",), [suite]))
         self.assertEqual(changes.reach(["docs/configuration.md"]), changes.Reach(("docs",), ()))
         self.assertEqual(changes.reach(["README.md"]), changes.Reach((), ()))
 

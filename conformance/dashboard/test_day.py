@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -304,6 +305,11 @@ def test_the_operator_sees_all_teams_and_ends_a_sandbox(browser: Dashboard, plat
         browser.heading("Host")
         browser.shows(sandbox.sandbox_id)
         browser.shows("sent by all sandboxes since the start")
+        node = "[...document.querySelectorAll('[aria-label=Nodes] tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        (cells,) = browser.wait(f"({node}).length && {node}")
+        assert cells[0].startswith(socket.gethostname()) and cells[1:3] == ["connected", browser.run("document.querySelector('footer span').textContent.split(' ')[1]")]
+        assert re.fullmatch(r"[1-9][0-9]*( of [0-9]+)?", cells[3]) and re.fullmatch(r"[0-9.]+ [KMGT]iB free of [0-9.]+ [KMGT]iB", cells[4]), cells
+        assert re.fullmatch(r"[0-9]+ %", cells[7]) and cells[8] == "now", cells
         for scheme, width, is_whole in LOOKS:
             browser.look(scheme, width)
             browser.check(is_whole)

@@ -86,6 +86,8 @@ window.answerWith = (text) => (url, options) => {
     [/^agent\\/i2\\/process.Process\\/List$/, { processes: [{ pid: text, tag: text, config: { cmd: text, args: [text], cwd: text, envs: pairs } }, { pid: '7', tag: text, config: text }] }],
     [/^operator-api\\/sandboxes$/, [{ id: text, team: text, template: text, state: text, started_at: text, cpu_count: text, memory_mb: text, kept_bytes: text,
       usage: { cpu_percent: text, memory_used_bytes: text, disk_used_bytes: text } }]],
+    [/^operator-api\\/nodes$/, [{ id: text, name: text, state: text, version: text, joined_at: text, seen_at: text, address: text, sandboxes: text, max_sandboxes: text,
+      memory_bytes: text, memory_available_bytes: text, disk_available_bytes: text, cores: text, pressure: text }]],
     [/^operator-api\\/sandboxes\\/[^/]*\\/logs$/, [{ at: text, level: text, message: text, fields: pairs }]],
     [/^sandboxes\\/i1\\/metrics$/, [{ timestamp: time, cpuUsedPct: text, memUsed: 1e308 }, { timestamp: text }]],
     [/^v2\\/sandboxes\\/i1\\/logs$/, { logs: [entry] }],
@@ -149,7 +151,7 @@ window.visit = async (pages) => {
       if (/[/]team$/.test(path)) return main.querySelector('h1') && main.querySelector('.facts')
       if (/[/](logs|network|b1)$/.test(path)) return isThere('.log p .text', window.expectedLine)
       if (/[/]processes$/.test(path)) return isThere('[aria-label=Processes] tbody code', window.expected)
-      if (window.isOperator) return isThere('[aria-label^=Sandboxes] tbody th', window.expected)
+      if (window.isOperator) return isThere('[aria-label=Nodes] tbody th', window.expected) && isThere('[aria-label^=Sandboxes] tbody th', window.expected)
       return main.textContent.includes(window.expected)
     }
     for (const end = performance.now() + 20_000; !isDrawn(); await new Promise((done) => setTimeout(done, 2))) {
@@ -215,7 +217,7 @@ def test_hostile_strings_are_text_on_every_page(shown: Dashboard, text: str) -> 
 
 
 def test_hostile_strings_are_text_on_the_page_of_the_operator(platform: Platform, tmp_path: Path) -> None:
-    """Names of teams and templates, and the log of a sandbox, which whoever runs the platform reads."""
+    """Names of teams, templates and nodes, and the log of a sandbox, which whoever runs the platform reads."""
     told = platform.run("dashboard").stdout
     (code,) = re.findall(r"^\s*(\w+_[0-9a-f]{20,})$", told, re.MULTILINE)
     with dashboard(tmp_path, platform.url) as operator:

@@ -519,6 +519,11 @@ def test_the_operator_signs_in_by_a_code_of_the_command_line(platform: Platform,
         assert sandbox.sandbox_id in {entry["id"] for entry in listed}
         assert "ringfence_sandboxes" in operator.get("operator-api/metrics").text
         assert operator.get(f"operator-api/sandboxes/{sandbox.sandbox_id}/logs").status_code == 200
+        # The node is a part of the server, which says its own version.
+        (node,) = operator.get("operator-api/nodes").json()
+        assert (node["state"], node["version"]) == ("connected", session["version"]) and node["sandboxes"] >= 1
+        assert 0 < node["memory_available_bytes"] <= node["memory_bytes"] and node["cores"] > 0 and 0 <= node["pressure"] <= 100
+        assert "joined_at" not in node
         # Neither a team's contents nor the ways to change the platform.
         for answer in (
             operator.get("api/v2/sandboxes"),
@@ -531,12 +536,16 @@ def test_the_operator_signs_in_by_a_code_of_the_command_line(platform: Platform,
             operator.get("operator-api/template?team=x&name=base"),
             operator.post("operator-api/collections", json={}),
             operator.get("operator-api/layers/x"),
+            operator.post("operator-api/nodes"),
+            operator.post("operator-api/node-tokens"),
+            operator.get(f"operator-api/nodes/{node['id']}"),
+            operator.delete(f"operator-api/nodes/{node['id']}"),
             operator.get("operator-api/sandboxes/../template"),
             operator.post(f"operator-api/sandboxes/{sandbox.sandbox_id}"),
         ):
             assert answer.status_code == 404, answer.request.url
         assert operator.delete(f"operator-api/sandboxes/{sandbox.sandbox_id}").status_code == 204
         assert not sandbox.is_running()
-    for path in ("sandboxes", "metrics", f"sandboxes/{sandbox.sandbox_id}"):
+    for path in ("sandboxes", "metrics", "nodes", f"sandboxes/{sandbox.sandbox_id}"):
         assert visitor.get(f"operator-api/{path}").status_code == 403, "a team is not the operator"
     assert code not in platform.log()

@@ -13,6 +13,7 @@ const { injectionOf } = await asset('injections.js')
 const { perSecond, portsOf, portUrl } = await asset('inside.js')
 const { fresh } = await asset('logs.js')
 const { LISTED_MAX, processesOf } = await asset('processes.js')
+const { nodeTexts } = await asset('operator.js')
 const { stepTimes, tookText } = await asset('template.js')
 
 test('a part of a path leaves no folder', () => {
@@ -148,4 +149,13 @@ test('a step of a build takes until the next one begins, and until its last line
   // A clock that was set back.
   assert.deepEqual(note(entry(0, '2')), [{ name: '2', ms: 0 }])
   assert.deepEqual([0, 40, 1249, 9949, 9950, 61_000].map(tookText), ['0.0 s', '0.0 s', '1.2 s', '9.9 s', '10 s', '1 min 1 s'])
+})
+
+test('a node has what it said, and nothing is made up for one that is away', () => {
+  const node = { version: '1.2.3', sandboxes: 0, max_sandboxes: 40, memory_available_bytes: 1024 ** 3, memory_bytes: 4 * 1024 ** 3, disk_available_bytes: 1024 ** 4, cores: 8, pressure: 0 }
+  assert.deepEqual(nodeTexts(node), { version: '1.2.3', sandboxes: '0 of 40', memory: '1.0 GiB free of 4.0 GiB', disk: '1.0 TiB free', cores: '8', pressure: '0 %' })
+  assert.deepEqual([nodeTexts({ sandboxes: 3 }).sandboxes, nodeTexts({ memory_available_bytes: 1024 ** 2 }).memory], ['3', '1.0 MiB free'])
+  for (const none of [{}, { version: '', sandboxes: '5', memory_available_bytes: NaN, memory_bytes: 'x', pressure: null, cores: {} }]) {
+    assert.deepEqual(Object.values(nodeTexts(none)), Array(6).fill('–'))
+  }
 })

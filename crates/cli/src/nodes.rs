@@ -82,7 +82,7 @@ async fn list(dir: &DataDir, format: Format) -> Result<()> {
             or_none(node.sandboxes.map(|count| count.to_string())),
             or_none(node.address),
             or_none(node.version),
-            node.joined_at,
+            or_none(node.joined_at),
             or_none(node.seen_at),
         ]
     })
@@ -100,7 +100,7 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
         ("id", Some(node.id)),
         ("name", Some(node.name)),
         ("state", Some(node.state)),
-        ("joined", Some(node.joined_at)),
+        ("joined", node.joined_at),
         ("seen", node.seen_at),
         ("forgotten", node.forgotten_at),
         ("address", node.address),

@@ -210,7 +210,7 @@ impl AdmissionControl {
     }
 
     /// What the node has reported last, and how many sandboxes were admitted to it. Nothing is read.
-    pub(crate) fn last_report(&self) -> (Option<HostCapacity>, u32) {
+    pub(crate) fn last_report(&self) -> (Option<HostReport>, u32) {
         self.capacity.last(&self.clock)
     }
 

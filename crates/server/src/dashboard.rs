@@ -3,7 +3,8 @@
 //! The pages are files that are the same for everybody ([`assets`]). What they show comes from the public API, with the
 //! session in the place of a key ([`sessions`]): `/dashboard/api/…` is that API, and `/dashboard/agent/{sandbox}/…` the agent
 //! of a sandbox. Nothing here can do what a key of the team cannot. The operator's sessions reach `/dashboard/operator-api/…`
-//! instead, a part of what the operator's socket offers: all teams' sandboxes by their figures, never their contents.
+//! instead, a part of what the operator's socket offers: the nodes, and all teams' sandboxes by their figures, never their
+//! contents.
 //!
 //! Who attacks this and how it ends:
 //! - A page of another origin, of a sandbox too, makes the browser send requests with its cookie: [`guard`] refuses them.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use link::{Authority, Hub, Members, MembersFuture, Refusal, TrustError};
+use model::capacity::{Bounds, HostReport};
 use model::id::NodeId;
 use serde::{Deserialize, Serialize};
 use store::Store;
@@ -15,7 +16,7 @@ use store::joined_nodes::{JoinedNode, TokenOutcome};
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, SECOND_US, rfc3339};
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, ServedNode};
 
 /// How long a token is good for.
 pub const TOKEN_LIFETIME: Duration = Duration::from_secs(60 * 60);
@@ -51,8 +52,9 @@ pub struct OperatorNode {
     pub name: String,
     /// `connected`, `taking over` (it is connected, and its sandboxes are about to be taken over), `away` or `forgotten`.
     pub state: String,
-    /// When it has joined, RFC 3339.
-    pub joined_at: String,
+    /// When it has joined, RFC 3339; absent where it is a part of the server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined_at: Option<String>,
     /// When it last connected, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_at: Option<String>,
@@ -80,6 +82,60 @@ pub struct OperatorNode {
     /// Disk space that its host had left a moment ago, in bytes, while it is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_available_bytes: Option<u64>,
+    /// Memory of its host, in bytes, while it is connected and says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Cores of its host, while it is connected and says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// Share of the time in which something on its host waited for processors or memory, in per cent, while it is connected and
+    /// says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<u8>,
+    /// Maximum number of sandboxes on it at the same time, while it is connected and where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_sandboxes: Option<u32>,
+}
+
+impl OperatorNode {
+    /// The node that is a part of the server, which no other process joins.
+    pub(crate) async fn of_server(node: &ServedNode) -> Self {
+        // Nothing else reads it regularly here.
+        let host = node.admission.host_report().await;
+        let (_, sandboxes) = node.admission.last_report();
+        let mut shown = Self {
+            id: node.id().as_str().to_owned(),
+            name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            state: "connected".to_owned(),
+            joined_at: None,
+            seen_at: None,
+            forgotten_at: None,
+            address: None,
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            writes_processes: Some(node.writes_processes),
+            is_limited: None,
+            sandboxes: Some(sandboxes),
+            memory_available_bytes: None,
+            disk_available_bytes: None,
+            memory_bytes: None,
+            cores: None,
+            pressure: None,
+            max_sandboxes: None,
+        };
+        shown.set_host(host, node.admission.bounds());
+        shown
+    }
+
+    /// Sets what its host has said, with the bounds of the server for any host.
+    fn set_host(&mut self, host: Option<HostReport>, bounds: Bounds) {
+        let load = host.and_then(|host| host.load);
+        self.memory_available_bytes = host.map(|host| host.left.memory_available_bytes);
+        self.disk_available_bytes = host.map(|host| host.left.disk_available_bytes);
+        self.memory_bytes = load.map(|load| load.memory_bytes);
+        self.cores = load.map(|load| load.cores);
+        self.pressure = load.map(|load| load.pressure);
+        self.max_sandboxes = load.map_or(bounds, |load| load.bounds.and(bounds)).max_sandboxes;
+    }
 }
 
 impl NodeMembers {
@@ -159,13 +215,12 @@ impl NodeMembers {
             (Some(_), None, None) => "taking over",
             (None, _, None) => "away",
         };
-        let report = served.map(|served| served.admission.last_report());
-        let capacity = report.and_then(|(capacity, _)| capacity);
-        OperatorNode {
+        let report = served.as_ref().map(|served| served.admission.last_report());
+        let mut shown = OperatorNode {
             id: node.id.as_str().to_owned(),
             name: node.name,
             state: state.to_owned(),
-            joined_at: rfc3339(node.joined_us),
+            joined_at: Some(rfc3339(node.joined_us)),
             seen_at: node.seen_us.map(rfc3339),
             forgotten_at: node.forgotten_us.map(rfc3339),
             address: connected.as_ref().map(|connected| connected.address.to_string()),
@@ -175,9 +230,17 @@ impl NodeMembers {
                 .map(|connected| connected.capabilities.writes_processes),
             is_limited: connected.as_ref().map(|connected| connected.capabilities.is_limited),
             sandboxes: report.map(|(_, sandboxes)| sandboxes),
-            memory_available_bytes: capacity.map(|capacity| capacity.memory_available_bytes),
-            disk_available_bytes: capacity.map(|capacity| capacity.disk_available_bytes),
+            memory_available_bytes: None,
+            disk_available_bytes: None,
+            memory_bytes: None,
+            cores: None,
+            pressure: None,
+            max_sandboxes: None,
+        };
+        if let Some(served) = served {
+            shown.set_host(report.and_then(|(host, _)| host), served.admission.bounds());
         }
+        shown
     }
 
     async fn join(&self, hash: &str, name: &str) -> Result<NodeId, Refusal> {

@@ -145,6 +145,7 @@ pub(crate) fn router(operator: Operator) -> Router {
         .route("/collections", post(templates::collect))
         .route("/backup", post(backup::hold))
         .route("/metrics", get(metrics::read_metrics))
+        .route("/nodes", get(nodes::list_nodes))
         .route("/dashboard/codes", post(sign_in::issue_code))
         .with_state(operator)
 }

@@ -159,6 +159,8 @@ impl Server {
         stop: CancellationToken,
     ) -> Result<(Self, NodeSessions), StartError> {
         let (server, background) = Self::prepare(listener, lease, settings, &stop)?;
+        // The first and only time.
+        let _ = server.operator.members.set(Arc::clone(&members));
         let routes = operator::router(server.operator.clone());
         server.serve_routes(
             socket,
@@ -431,6 +433,7 @@ impl Server {
             dashboard,
             streams: operator::Streams::new(streams.clone()),
             metrics: metric_sources.clone(),
+            members: Arc::default(),
         };
         let routers = Routers {
             api,

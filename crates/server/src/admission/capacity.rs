@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use model::capacity::{Bounds, FRESH_US, PERMIT_US, PermitRequest, Purpose};
 use model::id::SandboxId;
 use parking_lot::Mutex;
-use protocol::node::{HostCapacity, HostReport, NoCapacity, NodeApi};
+use protocol::node::{HostReport, NoCapacity, NodeApi};
 
 use crate::chain::Chain;
 use crate::clock::Clock;
@@ -100,11 +100,11 @@ impl Capacity {
     }
 
     /// The last reading, if it is not too old to tell nodes apart, and the number of sandboxes.
-    pub(super) fn last(&self, clock: &Clock) -> (Option<HostCapacity>, u32) {
+    pub(super) fn last(&self, clock: &Clock) -> (Option<HostReport>, u32) {
         let now_us = clock.now_us();
         let reading = (*self.reading.lock()).filter(|reading| (0..REPORTED_US).contains(&(now_us - reading.at_us)));
         (
-            reading.and_then(|reading| reading.report).map(|report| report.left),
+            reading.and_then(|reading| reading.report),
             self.shares.load(Ordering::Relaxed),
         )
     }

@@ -122,12 +122,12 @@ pub(super) fn to_api(parts: &request::Parts, path: &str) -> Result<request::Part
     ))
 }
 
-/// The head of a request to the operator API. Of that API, a browser gets what shows sandboxes and ends them: not templates, of
+/// The head of a request to the operator API. Of that API, a browser gets what shows nodes and sandboxes and ends sandboxes: not templates, of
 /// which the contents are a team's, and not backups.
 pub(super) fn to_operator(parts: &request::Parts, path: &str) -> Result<request::Parts, ApiError> {
     let segments: Vec<&str> = path.split('/').collect();
     let is_allowed = match segments.as_slice() {
-        ["metrics" | "sandboxes"] | ["sandboxes", _, "logs"] => parts.method == Method::GET,
+        ["metrics" | "nodes" | "sandboxes"] | ["sandboxes", _, "logs"] => parts.method == Method::GET,
         ["sandboxes", _] => matches!(parts.method, Method::GET | Method::DELETE),
         _ => false,
     };

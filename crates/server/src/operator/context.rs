@@ -1,7 +1,7 @@
 //! What all routes of the operator API use: the services, and errors.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Json;
 use axum::extract::FromRef;
@@ -17,6 +17,7 @@ use super::streams::Streams;
 use crate::builds::Builds;
 use crate::chain::Chain;
 use crate::dashboard::Dashboard;
+use crate::members::NodeMembers;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::elsewhere::AbsentError;
@@ -62,6 +63,8 @@ pub(crate) struct Operator {
     pub(crate) dashboard: Arc<Dashboard>,
     pub(crate) streams: Streams,
     pub(crate) metrics: MetricSources,
+    /// The nodes that may join; unset where the node is a part of the server.
+    pub(crate) members: Arc<OnceLock<Arc<NodeMembers>>>,
 }
 
 impl FromRef<Operator> for MetricSources {

@@ -1,4 +1,4 @@
-//! Nodes that are processes of their own: tokens to join, who has joined, and forgetting one.
+//! The nodes of the server: a list of them, and, where they are processes of their own, tokens to join and forgetting one.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use http::StatusCode;
 use model::id::NodeId;
 use serde::{Deserialize, Serialize};
 
-use super::context::ErrorResponse;
+use super::context::{ErrorResponse, Operator};
 use crate::chain::Chain;
 use crate::members::{NodeMembers, OperatorNode, TOKEN_LIFETIME, TokenError};
 use crate::nodes::Nodes;
@@ -45,7 +45,6 @@ impl FromRef<Known> for Arc<NodeMembers> {
 /// The routes of the operator API of a server whose nodes are processes of their own: `routes`, and those about nodes.
 pub(crate) fn around(routes: Router, members: Arc<NodeMembers>, nodes: Arc<Nodes>) -> Router {
     Router::new()
-        .route("/nodes", get(list_nodes))
         .route("/nodes/{id}", get(show_node).delete(forget_node))
         .route("/node-tokens", post(make_token))
         .with_state(Known { members, nodes })
@@ -66,8 +65,17 @@ async fn make_token(State(members): State<Arc<NodeMembers>>) -> Result<Json<Oper
     }
 }
 
-async fn list_nodes(State(known): State<Known>) -> Result<Json<Vec<OperatorNode>>, ErrorResponse> {
-    Ok(Json(known.members.list(&known.nodes).await?))
+/// The nodes that have joined, or the one that is a part of the server.
+pub(super) async fn list_nodes(State(operator): State<Operator>) -> Result<Json<Vec<OperatorNode>>, ErrorResponse> {
+    let nodes = &operator.sandboxes.nodes;
+    if let Some(members) = operator.members.get() {
+        return Ok(Json(members.list(nodes).await?));
+    }
+    let mut shown = Vec::new();
+    for node in nodes.all() {
+        shown.push(OperatorNode::of_server(&node).await);
+    }
+    Ok(Json(shown))
 }
 
 async fn show_node(State(known): State<Known>, Path(id): Path<String>) -> Result<Json<OperatorNode>, ErrorResponse> {

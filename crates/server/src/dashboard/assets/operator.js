@@ -1,4 +1,4 @@
-// The operator's page: the host, what was refused and why, and the sandboxes of all teams.
+// The operator's page: the host, what was refused and why, the nodes, and the sandboxes of all teams.
 //
 // What is shown of a sandbox are figures and its log; its files and its terminal are its team's. Figures of the host are those
 // of the metrics, whose text is read here. The list is bounded by `SHOWN`: the largest come first.
@@ -11,6 +11,7 @@ const EVERY_MS = 3000
 // Rows on the page, of whatever the answer brings.
 const SHOWN = 200
 const LISTED = 20_000
+const NODES = 500
 const LOG_LINES = 500
 const METRICS_MAX = 4 * 1024 * 1024
 
@@ -47,6 +48,20 @@ export function chosen(sandboxes, { text, state, order }) {
     .filter((one) => !state || one.state === state)
     .filter((one) => !text || [one.id, one.team, one.template].some((part) => typeof part === 'string' && part.toLowerCase().includes(text)))
     .sort((one, other) => size(other) - size(one))
+}
+
+/** What is said of a node in each column; its name and its state are elements of their own. */
+export function nodeTexts(one) {
+  const known = (value, text) => (typeof value === 'number' && Number.isFinite(value) ? text(value) : '–')
+  const of = (whole, text) => (number(whole) > 0 ? ` of ${text(whole)}` : '')
+  return {
+    version: one.version ? shown(one.version, 40) : '–',
+    sandboxes: known(one.sandboxes, (count) => `${count}${of(one.max_sandboxes, String)}`),
+    memory: known(one.memory_available_bytes, (free) => `${bytes(free)} free${of(one.memory_bytes, bytes)}`),
+    disk: known(one.disk_available_bytes, (free) => `${bytes(free)} free`),
+    cores: known(one.cores, String),
+    pressure: known(one.pressure, (share) => `${share} %`),
+  }
 }
 
 async function metrics(signal) {
@@ -114,10 +129,13 @@ export async function mount(root, context) {
   const status = make('p', { className: 'state-line' })
   const { element, body } = table('Sandboxes of all teams', ['Sandbox', 'Team', 'Template', 'State', ['CPU', 'number'], ['Memory', 'number'], ['Disk', 'number'], ['Started', 'number'], 'Actions'])
   let all = []
+  const nodes = table('Nodes', ['Node', 'State', 'Version', ['Sandboxes', 'number'], ['Memory', 'number'], ['Disk', 'number'], ['Cores', 'number'], ['Pressure', 'number'], 'Last seen'])
 
   root.append(
     make('div', { className: 'head' }, make('h1', { tabIndex: -1, textContent: 'Host' })),
     host,
+    make('h2', { textContent: 'Nodes' }),
+    nodes.element,
     make('h2', { textContent: 'Sandboxes of all teams' }),
     make(
       'form',
@@ -147,6 +165,30 @@ export async function mount(root, context) {
       context.say(`${shown(id, 60)} has ended.`)
       refresh()
     }
+  }
+
+  const nodeRows = new Map()
+  function nodeRow(one) {
+    const id = String(one.id)
+    if (!nodeRows.has(id)) {
+      const cells = {}
+      for (const name of ['name', 'state', 'version', 'sandboxes', 'memory', 'disk', 'cores', 'pressure', 'seen']) cells[name] = make('span')
+      const { name, state, version, sandboxes, memory, disk, cores, pressure, seen } = cells
+      const about = make('div', { className: 'soft', textContent: shown(id, 80) })
+      cells.row = row(make('span', {}, name, about), state, version, ...[sandboxes, memory, disk, cores, pressure].map((cell) => [cell, 'number']), seen)
+      nodeRows.set(id, cells)
+    }
+    const cells = nodeRows.get(id)
+    const drawn = { name: nameElement(one.name, 60), state: stateElement(one.state), seen: ['connected', 'taking over'].includes(one.state) ? 'now' : timeElement(one.seen_at) }
+    for (const [name, element] of Object.entries(drawn)) if (cells[name].textContent !== (element.textContent ?? element)) cells[name].replaceChildren(element)
+    for (const [name, text] of Object.entries(nodeTexts(one))) setText(cells[name], text)
+    return cells.row
+  }
+
+  function drawNodes(list) {
+    fill(nodes.body, ...list.map(nodeRow))
+    const kept = new Set(list.map((one) => String(one.id)))
+    for (const id of nodeRows.keys()) if (!kept.has(id)) nodeRows.delete(id)
   }
 
   const rows = new Map()
@@ -200,8 +242,9 @@ export async function mount(root, context) {
 
   const refresh = poll(signal, EVERY_MS, async () => {
     try {
-      const [list, samples] = await Promise.all([send('GET', 'operator-api/sandboxes', { signal }), metrics(signal)])
+      const [list, known, samples] = await Promise.all([send('GET', 'operator-api/sandboxes', { signal }), send('GET', 'operator-api/nodes', { signal }), metrics(signal)])
       all = items(list.value, LISTED)
+      drawNodes(items(known.value, NODES))
       fill(host, hostFacts(samples))
       fill(problem)
       draw()

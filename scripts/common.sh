@@ -166,6 +166,24 @@ pebble_into() { # DIRECTORY
     "$module/pebble@$pebble_version" "$module/pebble-challtestsrv@$pebble_version")
 }
 
+# What renders the chart. Needs Go 1.26, which an older one fetches.
+helm_version=v3.22.0
+
+# Builds helm into a directory, by the Go of RINGFENCE_GO.
+helm_into() { # DIRECTORY
+  # The version of a cluster that it assumes where there is none; without being told it assumes a very old one.
+  local of=helm.sh/helm/v3/pkg
+  (cd / && GOBIN=$1 GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install \
+    -ldflags "-X $of/chartutil.k8sVersionMajor=1 -X $of/chartutil.k8sVersionMinor=36" \
+    "helm.sh/helm/v3/cmd/helm@$helm_version")
+}
+
+# Builds what judges rendered objects into a directory, by the Go of RINGFENCE_GO. What it is made of is pinned by its go.sum.
+chart_judge_into() { # DIRECTORY
+  (cd "$root/conformance/kubernetes/judge" &&
+    GOFLAGS='-buildvcs=false -mod=readonly' GOTOOLCHAIN=auto "$RINGFENCE_GO" build -trimpath -o "$1/judge" .)
+}
+
 # Puts the files of a Debian package into a directory, without installing it.
 debian_files_into() { # PACKAGE DIRECTORY
   local fetched

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what is given to users: a tarball, packages for Debian and for RPM, an image for containers, a bill of materials,
+# Makes what is given to users: a tarball, packages for Debian and for RPM, an image for containers with a chart for Kubernetes, a bill of materials,
 # checksums with their signature, and the program that installs all that.
 #
 # Usage: scripts/release.sh [--arch amd64|arm64] [--without PART,PART] [--fast] [DIRECTORY]   (default: target/dist)
@@ -228,6 +228,13 @@ if wants image; then
   image=ringfence-$version-image-amd64.tar
   python3 "$root/scripts/release/image.py" "$out/$image" "$version" "$SOURCE_DATE_EPOCH" "$level" "$work/base.tar" "$work/own.tar"
   files+=("$image")
+fi
+
+# Like the image, for a cluster of machines of this kind.
+if wants image; then
+  chart=ringfence-$version-chart.tgz
+  python3 "$root/scripts/release/chart.py" "$root/packaging/helm/ringfence" "$out/$chart" "$version" "$SOURCE_DATE_EPOCH"
+  files+=("$chart")
 fi
 
 if wants sbom; then

@@ -9,7 +9,7 @@
 #   scripts/test.sh --long      all versions of all clients, all repeats and all cycles, on the released optimisation; and the
 #                               guest with old kernels. Before a release, and after changes of dependencies
 #   scripts/test.sh --changed   the nearest tests of what differs from `main`, in minutes
-#   scripts/test.sh STEP...     only these of: lint unit build sdk blobs clients fuzz escape fence crash, guest with --long,
+#   scripts/test.sh STEP...     only these of: lint unit build sdk blobs clients fuzz escape fence crash kubernetes, guest with --long,
 #                               or of the clients: javascript cli go browser mcp signing codeint desktop gateway agents dashboard docs acme monitoring
 #   scripts/test.sh --hunt N [NAME]   each test N times beside programs that use processors and disk, and how often it failed.
 #                               NAME is a suite, a step, a file or test (crash/test_pauses.py), unit:CRATE, or SUITE:WORDS
@@ -31,7 +31,7 @@ cd "$root"
 . scripts/common.sh
 
 # Before anything is installed, also where Python is not there yet. `scripts/testing/options.py` checks the rest.
-steps=" lint unit build sdk blobs clients fuzz escape fence crash guest javascript cli go browser mcp signing codeint desktop gateway agents dashboard docs acme monitoring "
+steps=" lint unit build sdk blobs clients fuzz escape fence crash kubernetes guest javascript cli go browser mcp signing codeint desktop gateway agents dashboard docs acme monitoring "
 help_if_asked "$@"
 plan='' hunting='' value=''
 for word in "$@"; do

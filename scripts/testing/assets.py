@@ -115,6 +115,16 @@ ALL = (
         variables=("pebble_version",),
         uses=(("RINGFENCE_GO", "go"),),
     ),
+    Asset("helm", ("helm_into",), program="helm", trial=("version",), variables=("helm_version",), uses=(("RINGFENCE_GO", "go"),)),
+    # What the API server says of objects, by its own code.
+    Asset(
+        "chart-judge",
+        ("chart_judge_into",),
+        program="judge",
+        trial=("seccomp",),
+        files=tuple(f"conformance/kubernetes/judge/{file}" for file in ("main.go", "go.mod", "go.sum")),
+        uses=(("RINGFENCE_GO", "go"),),
+    ),
     # From a package that is not installed: it would start a service.
     Asset("prometheus", ("debian_files_into", "prometheus"), has=("usr/bin/prometheus", "usr/bin/promtool")),
     Asset(

@@ -105,6 +105,8 @@ RULES = (
     Rule("docs/*", ("docs",)),
     Rule("api/*", ("server",)),
     Rule("packaging/*", ("cli",)),
+    Rule("packaging/helm/*", (), (Run("kubernetes", ("kubernetes",), 45),)),
+    Rule("packaging/image/*", (), (Run("kubernetes", ("kubernetes",), 45),)),
     Rule("Cargo.*", ("xtask",), (SMOKE,)),
     Rule("crates/*/Cargo.toml", ("xtask",), (SMOKE,)),
     Rule(".cargo/*", (), (SMOKE,)),
@@ -150,7 +152,7 @@ def own_runs(file: str) -> list[Run]:
         some_alone = inside in alone_files(parts[1])
         return [Run(suite, (inside,), 30), *([Run(f"{suite}-alone", (inside,), 30)] if some_alone else [])]
     # Another file of a client's directory belongs to its one suite.
-    if parts[1] in ("javascript", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "agents", "dashboard", "cli", "fuzz", "docs"):
+    if parts[1] in ("javascript", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "agents", "dashboard", "cli", "fuzz", "docs", "kubernetes"):
         return [Run(suite, (parts[1],), 100)]
     return []
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 # In the order in which they are listed. `guest` belongs to the long form alone.
-STEPS = ("lint", "unit", "build", "sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "guest")
+STEPS = ("lint", "unit", "build", "sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "kubernetes", "guest")
 # Parts of the step `clients`, which can be named like steps.
 CLIENTS = ("javascript", "cli", "go", "browser", "mcp", "signing", "codeint", "desktop", "gateway", "agents", "dashboard", "docs", "acme", "monitoring")
 FLAGS = ("--long", "--changed", "--plan", "--keep-going", "--verbose", "--help")

@@ -32,7 +32,7 @@ from testing.tasks import CARGO, PREPARE, Task
 TARGET = "x86_64-unknown-linux-gnu"
 DEFAULT_STEPS = tuple(step for step in STEPS if step != "guest")
 # Steps whose tests drive the binary.
-DRIVING = ("sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "guest", *CLIENTS)
+DRIVING = ("sdk", "blobs", "clients", "fuzz", "escape", "fence", "crash", "kubernetes", "guest", *CLIENTS)
 PACKAGES, PROGRAM, COMPILE, RELEASE = "packages", "program", "compile", "release"
 # Kernels and process 1 with which the long form boots a virtual machine.
 GUESTS = (("6.1", "plain"), ("6.1", "systemd"), ("6.12", "plain"), ("6.12", "systemd"))

@@ -424,6 +424,16 @@ ALL: tuple[Suite, ...] = (
     Suite("fence", "fence", ("fence",), seconds=650, bound=2700, environment=CRIU | GO, packages=("npm",)),
     Suite("cluster", "crash", ("cluster",), seconds=60, bound=400, environment=CRIU),
     Suite("crash", "crash", (*BESIDE, "crash"), seconds=450, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
+    # What a cluster has of the host is a runtime of containers and a database.
+    Suite(
+        "kubernetes",
+        "kubernetes",
+        ("kubernetes",),
+        seconds=45,
+        bound=400,
+        environment={"RINGFENCE_HELM": "{helm}", "RINGFENCE_JUDGE": "{chart-judge}"},
+        packages=("runc",),
+    ),
     Suite("crash-alone", "crash", (*ALONE, *alone_files("crash")), seconds=20, environment=CRIU, fewer=FEWER_CYCLES, alone=True),
 )
 BY_NAME = {suite.name: suite for suite in ALL}
@@ -441,6 +451,7 @@ DIRECTORIES = {
     **{"codeint": "codeint", "desktop": "desktop", "gateway": "gateway", "agents": "agents", "dashboard": "dashboard"},
     **{"docs": "docs", "acme": "acme", "fuzz": "fuzz", "escape": "escape", "fence": "fence", "crash": "crash", "go": "go"},
     **{"install": "install", "javascript": "javascript", "smoke": "smoke-2.45.1-tls", "monitoring": "monitoring", "cluster": "cluster"},
+    "kubernetes": "kubernetes",
 }
 # Options that a suite needs whatever part of it runs.
 OPTIONS = {

@@ -1,0 +1,165 @@
+"""The pods of a release, started for real: the rendered specs, by an OCI runtime, with a real database and the published client.
+
+The tests are one story, in this order, on one release: that is what an operator does, and it takes a start of everything once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness.patience import within
+from harness.traffic import until
+from kubernetes.conftest import Release
+from kubernetes.machine import NAME
+
+STATUS = re.compile(r"^(\w+):\s+(.*)$", re.MULTILINE)
+
+
+def status(pid: int) -> dict[str, str]:
+    return dict(STATUS.findall(Path(f"/proc/{pid}/status").read_text()))
+
+
+def processes_of(pod_id: str) -> list[int]:
+    """Processes in control groups of a pod's containers."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if f"/{pod_id}" in Path(f"/proc/{entry}/cgroup").read_text():
+                found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_server_starts_as_a_user_that_nobody_knows(release: Release) -> None:
+    release.launch_server()
+    assert release.server and release.server_pod
+    release.wait_ready()
+    found = status(release.server.pid())
+    assert found["Uid"].split() == ["64010"] * 4 and found["Gid"].split() == ["64010"] * 4
+    for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb"):
+        assert int(found[f"Cap{kind}"], 16) == 0, kind
+    assert (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
+    assert not release.server.execute("sh", "-c", "getent passwd 64010").stdout
+    for path in ("/", "/usr", "/etc", "/etc/ringfence", "/var"):
+        assert release.server.execute("touch", f"{path}/x").returncode != 0, path
+    said = release.server.said()
+    assert "error" not in said.lower() and "unknown variable" not in said, said
+    for kind in ("startup", "readiness", "liveness"):
+        assert release.server_pod.probe("server", kind) == 200, kind
+
+
+def test_keys_of_the_server_are_private_and_elsewhere_than_the_master_key(release: Release) -> None:
+    assert release.server
+    data = "/var/lib/ringfence/server"
+    listed = release.server.execute("stat", "--format", "%a %u %n", data, f"{data}/nodes/ca.key", f"{data}/credentials.env").stdout
+    assert [line.split()[:2] for line in listed.splitlines()] == [["700", "64010"], ["600", "64010"], ["600", "64010"]]
+    assert release.server.execute("ls", f"{data}/secret.key").returncode != 0
+
+
+def test_metrics_are_on_a_port_of_their_own(release: Release) -> None:
+    assert release.server_pod
+    assert release.machine.answer(f"http://{release.server_pod.address}:9464/metrics") == 200
+    assert release.machine.answer(f"http://{release.server_pod.address}:3000/metrics") != 200
+
+
+def test_a_machine_joins_with_its_own_token_and_once(release: Release) -> None:
+    pod = release.create_pod_of_node()
+    waiting = pod.start("join")
+    until(lambda: "has no token for it" in waiting.said(), waiting.said)
+    assert waiting.process.poll() is None, "it waits for an operator"
+    found = status(waiting.pid())
+    assert int(found["CapBnd"], 16) == 0 and (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
+    # As the kubelet updates a secret: with a rename of the link to its files.
+    token = release.operator("node", "token").strip()
+    tokens = pod.volumes["join"]
+    (tokens / "..2").mkdir()
+    (tokens / "..2" / NAME).write_text(token)
+    (tokens / "..2" / NAME).chmod(0o400)
+    (tokens / NAME).symlink_to(f"..data/{NAME}")
+    (tokens / "..next").symlink_to("..2")
+    (tokens / "..next").rename(tokens / "..data")
+    assert waiting.process.wait(within(60)) == 0, waiting.said()
+    assert (release.node_dir / "link.json").stat().st_mode & 0o777 == 0o600
+    assert token not in waiting.said()
+    # The next pod of this machine needs none, and the token is good for no other one.
+    os.rename(tokens / "..2", tokens / "..3")
+    assert pod.complete("join") == 0
+    assert "joined" not in pod.running[-1].said()
+
+
+def test_a_sandbox_runs_by_the_published_client(release: Release) -> None:
+    release.launch_node()
+    assert NAME in release.operator("node", "list"), "the server lists the machine, not the pod"
+    assert release.node_pod and release.node
+    first, said = release.client("create", "echo $((6 * 7)); id -un; nproc >/dev/null").split("\n", 1)
+    assert said == "42\nuser\n"
+    assert "without limits" not in release.node.said()
+    release.sandbox = first
+
+
+def test_processes_of_sandboxes_are_not_in_the_group_of_the_container(release: Release) -> None:
+    assert release.node and release.node_pod
+    assert release.node.pid() in processes_of(release.node_pod.id)
+    release.client(release.sandbox, "sleep 1000 & disown; echo begun")
+    asleep = sleepers()
+    assert len(asleep) == 1
+    unified = re.search(r"^0::(.*)$", Path(f"/proc/{asleep[0]}/cgroup").read_text(), re.MULTILINE)
+    assert unified and unified[1].startswith("/ringfence-"), unified
+
+
+def sleepers() -> list[int]:
+    """Processes `sleep 1000`, which sandboxes of these tests run and nothing else does."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if Path(f"/proc/{entry}/cmdline").read_bytes() == b"sleep\x001000\x00":
+                found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_sandbox_outlives_the_pod_of_its_server(release: Release) -> None:
+    assert release.server and release.server_pod
+    assert release.server.terminate(60) == 0
+    release.server_pod.delete()
+    asleep = sleepers()
+    release.launch_server()
+    release.wait_ready()
+    # The name of the service leads to the new pod. A pod's file of hosts is not changed, unlike the DNS of a cluster.
+    release.follow_server()
+    until(lambda: release.states() == ["connected"], release.said, within_s=60)
+    assert sleepers() == asleep
+    assert release.client(release.sandbox, "echo still here") == "still here\n"
+
+
+@pytest.mark.parametrize("way", ["replaced", "killed"])
+def test_a_sandbox_outlives_the_pod_of_its_node(release: Release, way: str) -> None:
+    """With control groups of version 2, as on a machine of a cluster of today."""
+    assert release.node and release.node_pod
+    asleep = sleepers()
+    assert len(asleep) == 1
+    release.as_with_version_2()
+    if way == "replaced":
+        assert release.node.terminate(75) == 0
+    else:
+        release.node.signal(signal.SIGKILL)
+        release.node.process.wait(within(30))
+    assert sleepers() == asleep
+    release.node_pod.delete()
+    pod = release.create_pod_of_node()
+    assert pod.complete("join") == 0
+    release.launch_node()
+    assert release.client(release.sandbox, "echo still here") == "still here\n"
+    assert sleepers() == asleep
+
+
+def test_everything_ends_with_the_sandbox(release: Release) -> None:
+    assert release.client("kill", release.sandbox) == "True\n"
+    until(lambda: sleepers() == [], "the sandbox has ended")

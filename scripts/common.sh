@@ -166,6 +166,27 @@ pebble_into() { # DIRECTORY
     "$module/pebble@$pebble_version" "$module/pebble-challtestsrv@$pebble_version")
 }
 
+# The system of the image of containers: programs that sandboxes of `base` see, and what the platform needs. No service manager.
+image_suite=trixie
+image_packages=ca-certificates,e2fsprogs,iproute2,kmod,procps,python3,sudo
+
+# Makes it as an archive, or as a directory, from a mirror of Debian: RINGFENCE_MIRROR, or the one of this host.
+container_system() { # OUTPUT [OPTION...]
+  local output=$1 mirror
+  shift
+  mirror=${RINGFENCE_MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m1 '/debian/\?$')} || return
+  mmdebstrap --quiet --variant=minbase --include="$image_packages" \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --customize-hook='rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/* "$1"/etc/resolv.conf "$1"/etc/hostname' \
+    "$@" "$image_suite" "$output" "$mirror"
+}
+
+# Makes it for tests.
+container_system_into() { # DIRECTORY
+  mkdir -p "$1" && container_system "$1/root" --format=directory --skip=output/dev,output/mknod
+}
+
 # What renders the chart. Needs Go 1.26, which an older one fetches.
 helm_version=v3.22.0
 

@@ -18,9 +18,8 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/common.sh"
-# Of the packager from crates.io, and of Debian in the image.
+# Of the packager from crates.io.
 rpm_packager_version=0.21.1
-image_suite=trixie
 help_if_asked "$@"
 arch=amd64 without=, level=9 deb_level=6
 while [[ ${1:-} == -* ]]; do
@@ -211,13 +210,7 @@ fi
 
 if wants image; then
   say "making the image of containers"
-  mirror=${RINGFENCE_MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m1 '/debian/\?$')}
-  # Programs that sandboxes of `base` see, and what the platform needs. No service manager.
-  mmdebstrap --quiet --variant=minbase --include=ca-certificates,e2fsprogs,iproute2,kmod,procps,python3,sudo \
-    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
-    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-    --customize-hook='rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/* "$1"/etc/resolv.conf "$1"/etc/hostname' \
-    "$image_suite" "$work/base.tar" "$mirror"
+  container_system "$work/base.tar"
   own=$work/own
   mkdir -p "$own/usr/bin" "$own/usr/lib/ringfence" "$own/usr/share/doc/ringfence" "$own/var/lib/ringfence"
   chmod 700 "$own/var/lib/ringfence"

@@ -1,8 +1,8 @@
 """A machine of a cluster without a cluster: pods from rendered templates, started by a real OCI runtime in namespaces of the test's own.
 
-Each pod has a network namespace on a bridge of the test, where its database and its clients are as well. The image is this host's system with
-the program under test, as an overlay, like the images of a container engine. What a kubelet would do is in `containers`; the rest of a
-cluster is absent: nothing schedules, and services are names in the hosts files of pods.
+Each pod has a network namespace on a bridge of the test, where its database and its clients are as well. The image has the system of that of
+a release and the program under test, as an overlay, like the images of a container engine. What a kubelet would do is in `containers`; the
+rest of a cluster is absent: nothing schedules, and services are names in the hosts files of pods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from harness.patience import within
 from harness.traffic import until
 from kubernetes import containers
-from kubernetes.chart import ROOT, Object
+from kubernetes.chart import ROOT, Object, program
 from kubernetes.containers import Machine as Given
 from kubernetes.containers import Mount, Unknown, Volumes
 
@@ -33,8 +33,8 @@ set -eu
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 none "$1/layer"
 mkdir "$1/layer/upper" "$1/layer/work"
-mount -t overlay -o "lowerdir=$2:/,upperdir=$1/layer/upper,workdir=$1/layer/work" none "$1/root"
-shift 2
+mount -t overlay -o "lowerdir=$2:$3,upperdir=$1/layer/upper,workdir=$1/layer/work" none "$1/root"
+shift 3
 exec "$@"
 """
 
@@ -134,7 +134,7 @@ class Pod:
         config["linux"]["cgroupsPath"] = f"/{self.id}-{name}"
         (place / "config.json").write_text(json.dumps(config))
         log = self.place / f"{name}.log"
-        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", RUN, "sh", place, self.machine.image]
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", RUN, "sh", place, self.machine.image, program("RINGFENCE_CONTAINER_SYSTEM")]
         command = [*words, *self.machine.runtime, "run", "--bundle", place, f"{self.id}-{name}"]
         with open(log, "ab") as said:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
@@ -167,7 +167,7 @@ class Pod:
 class Machine:
     """One machine, its image and its network."""
 
-    def __init__(self, place: Path, program: Path) -> None:
+    def __init__(self, place: Path, binary: Path) -> None:
         self.place = place
         self.claims = place / "claims"
         self.claims.mkdir()
@@ -179,7 +179,7 @@ class Machine:
         self.pods: list[Pod] = []
         self.given = 1
         self.image = place / "image"
-        for source, path in ((program, "usr/bin/ringfence"), (ROOT / "packaging" / "image" / "start", "usr/lib/ringfence/start")):
+        for source, path in ((binary, "usr/bin/ringfence"), (ROOT / "packaging" / "image" / "start", "usr/lib/ringfence/start")):
             target = self.image / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
@@ -237,6 +237,8 @@ def database(machine: Machine, place: Path) -> Iterator[str]:
     user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups", "env", "-C", str(data)]
     initial = ["--pgdata", data, "--username", "ringfence", "--pwfile", place / "password", "--auth", "scram-sha-256", "--no-sync"]
     subprocess.run([*user, binaries / "initdb", *initial], check=True, capture_output=True, timeout=within(60))
+    with open(data / "pg_hba.conf", "a") as rules:
+        rules.write(f"host all all {NETWORK}.0/24 scram-sha-256\n")
     serve = [binaries / "postgres", "-D", data, "-h", OUTSIDE, "-k", "", "-c", "fsync=off"]
     with open(place / "postgres.log", "wb") as log:
         server = subprocess.Popen(machine.beside(*user, *serve), stdin=subprocess.DEVNULL, stdout=log, stderr=log)

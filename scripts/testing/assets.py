@@ -116,6 +116,15 @@ ALL = (
         uses=(("RINGFENCE_GO", "go"),),
     ),
     Asset("helm", ("helm_into",), program="helm", trial=("version",), variables=("helm_version",), uses=(("RINGFENCE_GO", "go"),)),
+    # The system of the image, without the program.
+    Asset(
+        "container-system",
+        ("container_system_into",),
+        program="root",
+        has=("root/usr/bin/python3", "root/usr/sbin/mkfs.ext4"),
+        variables=("image_suite", "image_packages"),
+        packages=("mmdebstrap",),
+    ),
     # What the API server says of objects, by its own code.
     Asset(
         "chart-judge",

@@ -431,7 +431,7 @@ ALL: tuple[Suite, ...] = (
         ("kubernetes",),
         seconds=45,
         bound=400,
-        environment={"RINGFENCE_HELM": "{helm}", "RINGFENCE_JUDGE": "{chart-judge}"},
+        environment={"RINGFENCE_HELM": "{helm}", "RINGFENCE_JUDGE": "{chart-judge}", "RINGFENCE_CONTAINER_SYSTEM": "{container-system}"},
         packages=("runc",),
     ),
     Suite("crash-alone", "crash", (*ALONE, *alone_files("crash")), seconds=20, environment=CRIU, fewer=FEWER_CYCLES, alone=True),

@@ -26,7 +26,7 @@ EVERYTHING: Object = {
     "config": {
         "log_format": "json",
         "sandbox": {"memory_mb": 2048, "always_secure": True},
-        "telemetry": {"sampling_ratio": 0.25},
+        "telemetry": {"sampling_ratio": 0.25, "otlp_endpoint": "http://127.0.0.1:4318"},
         "egress": {"hosts": {"db.internal": "10.0.0.1", "b": ["10.0.0.2", "10.0.0.3"]}, "allow_private": "10.0.0.0/24"},
         "limits": {"sandboxes": 100000000},
         "team": {"research": {"limits": {"sandboxes": 5}}},
@@ -194,7 +194,7 @@ def test_values_become_the_configuration() -> None:
     server, node = (tomllib.loads(rendered.config(component)) for component in ("server", "node"))
     for config in (server, node):
         assert config["sandbox"] == {"memory_mb": 2048, "always_secure": True}
-        assert config["telemetry"] == {"sampling_ratio": 0.25}
+        assert config["telemetry"]["sampling_ratio"] == 0.25
         assert config["egress"]["hosts"] == {"db.internal": "10.0.0.1", "b": ["10.0.0.2", "10.0.0.3"]}
         assert config["limits"]["sandboxes"] == 100000000
     assert server["listen"] == "[::]:3000" and server["nodes"]["listen"] == "[::]:3100" and server["metrics_listen"] == "[::]:9000"
@@ -269,12 +269,11 @@ def test_every_value_has_a_comment_and_a_schema() -> None:
         return found + [each for key in value.keys() & of["properties"].keys() for each in missing(value[key], of["properties"][key], f"{at}{key}.")]
 
     assert missing(values, schema, "") == []
-    lines = (CHART / "values.yaml").read_text().splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
-        if not re.match(r"^ *\w+:", line) or re.match(r"^(server|nodes|image):$|^  (networkPolicy|priorityClass|podDisruptionBudget|ingress|metrics|service|join|tls|database|masterKey):$|^    serviceMonitor:$", line):
-            continue
-        # One below the other is one group.
-        assert before.lstrip().startswith("#") or re.match(r"^ *\w+: .", before), f"{line!r} has no comment"
+    for paragraph in (CHART / "values.yaml").read_text().split("\n\n"):
+        first, *rest = paragraph.strip("\n").splitlines()
+        # A heading stands above the first paragraph of its table.
+        said = rest[0] if re.match(r"^\w+:$", first) else first
+        assert said.lstrip().startswith("#"), f"{said!r} has no comment"
 
 
 def test_notes_say_how_a_machine_joins() -> None:

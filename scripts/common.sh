@@ -192,11 +192,7 @@ helm_version=v3.22.0
 
 # Builds helm into a directory, by the Go of RINGFENCE_GO.
 helm_into() { # DIRECTORY
-  # The version of a cluster that it assumes where there is none; without being told it assumes a very old one.
-  local of=helm.sh/helm/v3/pkg
-  (cd / && GOBIN=$1 GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install \
-    -ldflags "-X $of/chartutil.k8sVersionMajor=1 -X $of/chartutil.k8sVersionMinor=36" \
-    "helm.sh/helm/v3/cmd/helm@$helm_version")
+  (cd / && GOBIN=$1 GOFLAGS=-buildvcs=false GOTOOLCHAIN=auto "$RINGFENCE_GO" install "helm.sh/helm/v3/cmd/helm@$helm_version")
 }
 
 # Builds what judges rendered objects into a directory, by the Go of RINGFENCE_GO. What it is made of is pinned by its go.sum.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ from harness.platform import binary
 from harness.traffic import until
 from kubernetes import chart
 from kubernetes.chart import Rendered
-from kubernetes.machine import Container, Machine, Pod, database
+from kubernetes.database import Database
+from kubernetes.machine import SERVER, Container, Machine, Pod
 
 CLIENT = Path(__file__).with_name("client.py")
 
@@ -28,8 +30,9 @@ CLIENT = Path(__file__).with_name("client.py")
 class Release:
     """The server and the node of a release, as they run."""
 
-    def __init__(self, machine: Machine, rendered: Rendered, node_dir: Path) -> None:
+    def __init__(self, machine: Machine, database: Database, rendered: Rendered, node_dir: Path) -> None:
         self.machine = machine
+        self.database = database
         self.rendered = rendered
         self.node_dir = node_dir
         self.server_pod: Pod | None = None
@@ -41,11 +44,11 @@ class Release:
         self.sandbox = ""
 
     def launch_server(self) -> None:
-        """A pod of the Deployment. Another name each time, and another address."""
+        """A pod of the Deployment, with another name each time."""
         self.starts += 1
-        self.server_pod = self.machine.pod(self.rendered.pod("Deployment"), f"server-{self.starts}")
+        self.server_pod = self.machine.pod(self.rendered.pod("Deployment"), f"server-{self.starts}", SERVER)
         service = self.rendered.of("Service", "-nodes")["metadata"]
-        self.machine.services[f"{service['name']}.{service['namespace']}.svc"] = self.server_pod.address
+        self.machine.services[f"{service['name']}.{service['namespace']}.svc"] = SERVER
         self.server = self.server_pod.start("server", **KEEPS_NONE_READY)
 
     def wait_ready(self) -> None:
@@ -53,13 +56,6 @@ class Release:
         assert pod and server
         until(lambda: pod.probe("server", "startup") == 200 or server.process.poll() is not None, server.said, within_s=60)
         assert server.process.poll() is None, server.said()
-
-    def follow_server(self) -> None:
-        """The name of the service leads to the server's new pod, as the DNS of a cluster has it. Files are written in place, because containers
-        have them mounted."""
-        assert self.node_pod
-        for file in self.node_pod.place.glob("*/hosts"):
-            file.write_text(self.machine.hosts())
 
     def as_with_version_2(self) -> None:
         """Takes sandboxes out of what control groups of version 1 this machine has. A runtime ends what is in the group of a container, and with
@@ -141,19 +137,35 @@ def release() -> Iterator[Release]:
         node_dir = place / "node"
         hoststate.own(node_dir)
         before = HostState.take()
-        machine = Machine(place, binary())
-        try:
-            with database(machine, place) as url:
-                rendered = chart.render(
-                    {"nodes": {"dataPath": str(node_dir), "kernelModules": Path("/lib/modules").is_dir()}},
-                )
-                machine.secrets = {"database": {"url": url}, "master-key": {"key": secrets.token_hex(32)}}
-                machine.config_maps = {
-                    each["metadata"]["name"]: each["data"] for each in rendered.objects if each["kind"] == "ConfigMap"
-                }
-                yield Release(machine, rendered, node_dir)
-                machine.close()
-        finally:
-            machine.close()
-            subprocess.run([binary(), "down", "--data-dir", node_dir], check=False, capture_output=True)
+        with ExitStack() as at_the_end:
+            machine = Machine(place, binary())
+            at_the_end.callback(machine.leave)
+            database = Database(machine, place)
+            at_the_end.callback(database.stop)
+            database.start()
+            values = {
+                "server": {"tls": {"secretName": "certificate"}},
+                "nodes": {"dataPath": str(node_dir), "kernelModules": Path("/lib/modules").is_dir()},
+            }
+            rendered = chart.render(values)
+            machine.secrets = {
+                "database": {"url": database.url},
+                "master-key": {"key": secrets.token_hex(32)},
+                "certificate": certificate(place, "sandbox.example.com"),
+            }
+            machine.config_maps = {each["metadata"]["name"]: each["data"] for each in rendered.objects if each["kind"] == "ConfigMap"}
+            # What sandboxes a failed test has left end after the node.
+            down = [binary(), "down", "--data-dir", node_dir]
+            at_the_end.callback(subprocess.run, down, check=False, capture_output=True)
+            at_the_end.callback(machine.close)
+            yield Release(machine, database, rendered, node_dir)
         assert left_over(before) == {}
+
+
+def certificate(place: Path, domain: str) -> dict[str, str]:
+    """The content of a secret of the type kubernetes.io/tls, for a domain and all names below it."""
+    chain, key = place / "tls.crt", place / "tls.key"
+    names = f"subjectAltName=DNS:{domain},DNS:*.{domain}"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "90", "-subj", "/CN=test"]
+    subprocess.run([*words, "-addext", names, "-keyout", key, "-out", chain], check=True, capture_output=True)
+    return {"tls.crt": chain.read_text(), "tls.key": key.read_text()}

@@ -12,8 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from harness.patience import within
@@ -26,6 +24,8 @@ from kubernetes.containers import Mount, Unknown, Volumes
 NETWORK = "10.244.7"
 # The bridge, where everything is that is in no pod.
 OUTSIDE = f"{NETWORK}.1"
+# Of the services of the server. In a cluster they are addresses of their own.
+SERVER = f"{NETWORK}.200"
 NAME = "worker-1"
 # Enters namespaces of its own for mounts, lays the image, and becomes the runtime, with which all that ends.
 RUN = """
@@ -136,7 +136,7 @@ class Pod:
         log = self.place / f"{name}.log"
         words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", RUN, "sh", place, self.machine.image, program("RINGFENCE_CONTAINER_SYSTEM")]
         command = [*words, *self.machine.runtime, "run", "--bundle", place, f"{self.id}-{name}"]
-        with open(log, "ab") as said:
+        with open(log, "wb") as said:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         started = Container(self, name, process, log)
         self.running.append(started)
@@ -174,10 +174,11 @@ class Machine:
         self.runtime = ["runc", "--root", str(place / "runc")]
         self.secrets: dict[str, dict[str, str]] = {}
         self.config_maps: dict[str, dict[str, str]] = {}
-        # Names of services, by the address of the pod behind each.
+        # The address of each service, by its name. The pod behind it has it.
         self.services: dict[str, str] = {}
         self.pods: list[Pod] = []
         self.given = 1
+        self.links = 0
         self.image = place / "image"
         for source, path in ((binary, "usr/bin/ringfence"), (ROOT / "packaging" / "image" / "start", "usr/lib/ringfence/start")):
             target = self.image / path
@@ -195,11 +196,11 @@ class Machine:
 
     def connect(self, pid: int, address: str, name: str) -> None:
         """Connects the network of a pod to the bridge."""
-        link = f"v{self.given}"
-        for words in (
-            f"link add {link} type veth peer name eth0 netns {pid}",
-            f"link set {link} master bridge up",
-        ):
+        self.links += 1
+        link = f"v{self.links}"
+        # By its address: a pod that takes the address of another is found at once.
+        mac = f"02:00:00:00:00:{int(address.rpartition('.')[2]):02x}"
+        for words in (f"link add {link} type veth peer name eth0 netns {pid} address {mac}", f"link set {link} master bridge up"):
             subprocess.run(self.beside("ip", *words.split()), check=True)
         for words in ("link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up", f"route add default via {OUTSIDE}"):
             subprocess.run(["nsenter", "--target", str(pid), "--net", "ip", *words.split()], check=True)
@@ -208,9 +209,10 @@ class Machine:
     def hosts(self) -> str:
         return "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in self.services.items())
 
-    def pod(self, template: Object, name: str) -> Pod:
+    def pod(self, template: Object, name: str, address: str = "") -> Pod:
+        """A pod, with an address of its own or that of a service."""
         self.given += 1
-        made = Pod(self, template, name, f"{NETWORK}.{self.given}")
+        made = Pod(self, template, name, address or f"{NETWORK}.{self.given}")
         self.pods.append(made)
         return made
 
@@ -219,33 +221,11 @@ class Machine:
         return int(subprocess.run(self.beside(*words), capture_output=True, text=True, check=False).stdout or 0)
 
     def close(self) -> None:
+        """Ends all pods."""
         for pod in [*self.pods]:
             pod.delete()
+
+    def leave(self) -> None:
+        """Ends the network."""
         self.outside.kill()
         self.outside.wait(within(20))
-
-
-@contextmanager
-def database(machine: Machine, place: Path) -> Iterator[str]:
-    """PostgreSQL outside of the pods, with a user and a password; its address."""
-    binaries = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-    data, password = place / "postgres", "pass/word"
-    data.mkdir()
-    shutil.chown(data, "postgres", "postgres")
-    (place / "password").write_text(password)
-    shutil.chown(place / "password", "postgres", "postgres")
-    user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups", "env", "-C", str(data)]
-    initial = ["--pgdata", data, "--username", "ringfence", "--pwfile", place / "password", "--auth", "scram-sha-256", "--no-sync"]
-    subprocess.run([*user, binaries / "initdb", *initial], check=True, capture_output=True, timeout=within(60))
-    with open(data / "pg_hba.conf", "a") as rules:
-        rules.write(f"host all all {NETWORK}.0/24 scram-sha-256\n")
-    serve = [binaries / "postgres", "-D", data, "-h", OUTSIDE, "-k", "", "-c", "fsync=off"]
-    with open(place / "postgres.log", "wb") as log:
-        server = subprocess.Popen(machine.beside(*user, *serve), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        ready = [binaries / "pg_isready", "--quiet", "--host", OUTSIDE, "--username", "ringfence"]
-        until(lambda: subprocess.run(machine.beside(*ready), check=False).returncode == 0, "the database answers", within_s=60)
-        yield f"postgres://ringfence:{password.replace('/', '%2F')}@{OUTSIDE}/postgres"
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(within(30))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from harness.traffic import until
 from kubernetes.conftest import Release
 from kubernetes.machine import NAME
 
+# By which a process of a sandbox is found, whatever else runs on this host.
+SECONDS = 1_000_000 + os.getpid()
 STATUS = re.compile(r"^(\w+):\s+(.*)$", re.MULTILINE)
 
 
@@ -58,7 +61,7 @@ def test_keys_of_the_server_are_private_and_elsewhere_than_the_master_key(releas
     assert release.server
     data = "/var/lib/ringfence/server"
     listed = release.server.execute("stat", "--format", "%a %u %n", data, f"{data}/nodes/ca.key", f"{data}/credentials.env").stdout
-    assert [line.split()[:2] for line in listed.splitlines()] == [["700", "64010"], ["600", "64010"], ["600", "64010"]]
+    assert [(line.split()[0][-3:], line.split()[1]) for line in listed.splitlines()] == [("700", "64010"), ("600", "64010"), ("600", "64010")]
     assert release.server.execute("ls", f"{data}/secret.key").returncode != 0
 
 
@@ -66,6 +69,30 @@ def test_metrics_are_on_a_port_of_their_own(release: Release) -> None:
     assert release.server_pod
     assert release.machine.answer(f"http://{release.server_pod.address}:9464/metrics") == 200
     assert release.machine.answer(f"http://{release.server_pod.address}:3000/metrics") != 200
+
+
+def test_names_below_the_domain_have_the_certificate_of_the_secret(release: Release) -> None:
+    """Its files belong to root, and to the group of the server."""
+    assert release.server_pod and release.server
+    chain = release.machine.place / "tls.crt"
+    for name in ("sandbox.example.com", "3000-abc.sandbox.example.com"):
+        at = f"{name}:3000:{release.server_pod.address}"
+        words = ["curl", "--silent", "--cacert", chain, "--resolve", at, "--output", "/dev/null", "--write-out", "%{http_code}", f"https://{name}:3000/docs"]
+        ran = subprocess.run(release.machine.beside(*words), capture_output=True, text=True)
+        assert ran.returncode == 0 and ran.stdout != "000", (name, ran)
+    listed = release.server.execute("stat", "--dereference", "--format", "%a %u %g", "/etc/ringfence-tls/tls.key").stdout
+    assert listed.split() == ["440", "0", "64010"]
+
+
+def test_an_outage_of_the_database_takes_nobody_from_the_service(release: Release) -> None:
+    assert release.server_pod and release.server
+    release.database.stop()
+    pod = release.server_pod
+    until(lambda: pod.probe("server", "startup") == 503, "the server notices", within_s=30)
+    assert [pod.probe("server", kind) for kind in ("readiness", "liveness")] == [200, 200]
+    release.database.start()
+    until(lambda: pod.probe("server", "startup") == 200, "the server notices", within_s=30)
+    assert release.server.process.poll() is None
 
 
 def test_a_machine_joins_with_its_own_token_and_once(release: Release) -> None:
@@ -100,13 +127,17 @@ def test_a_sandbox_runs_by_the_published_client(release: Release) -> None:
     first, said = release.client("create", "echo $((6 * 7)); id -un; nproc >/dev/null").split("\n", 1)
     assert said == "42\nuser\n"
     assert "without limits" not in release.node.said()
+    report = release.node.execute("ringfence", "doctor").stdout
+    assert "ringfence up` works on this host" in report and "missing" not in report, report
+    copied = release.node_dir.parent / "system"
+    assert copied.stat().st_mode & 0o777 == 0o700 and len(list(copied.glob("*/usr/bin/ringfence"))) == 1
     release.sandbox = first
 
 
 def test_processes_of_sandboxes_are_not_in_the_group_of_the_container(release: Release) -> None:
     assert release.node and release.node_pod
     assert release.node.pid() in processes_of(release.node_pod.id)
-    release.client(release.sandbox, "sleep 1000 & disown; echo begun")
+    release.client(release.sandbox, f"setsid sleep {SECONDS} >/dev/null 2>&1 </dev/null & echo begun")
     asleep = sleepers()
     assert len(asleep) == 1
     unified = re.search(r"^0::(.*)$", Path(f"/proc/{asleep[0]}/cgroup").read_text(), re.MULTILINE)
@@ -114,11 +145,11 @@ def test_processes_of_sandboxes_are_not_in_the_group_of_the_container(release: R
 
 
 def sleepers() -> list[int]:
-    """Processes `sleep 1000`, which sandboxes of these tests run and nothing else does."""
+    """The processes that sandboxes of these tests run and nothing else does."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if Path(f"/proc/{entry}/cmdline").read_bytes() == b"sleep\x001000\x00":
+            if Path(f"/proc/{entry}/cmdline").read_bytes() == f"sleep\0{SECONDS}\0".encode():
                 found.append(int(entry))
         except OSError:
             continue
@@ -132,8 +163,6 @@ def test_a_sandbox_outlives_the_pod_of_its_server(release: Release) -> None:
     asleep = sleepers()
     release.launch_server()
     release.wait_ready()
-    # The name of the service leads to the new pod. A pod's file of hosts is not changed, unlike the DNS of a cluster.
-    release.follow_server()
     until(lambda: release.states() == ["connected"], release.said, within_s=60)
     assert sleepers() == asleep
     assert release.client(release.sandbox, "echo still here") == "still here\n"

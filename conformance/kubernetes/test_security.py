@@ -135,7 +135,8 @@ def test_sandboxes_outlive_what_the_cluster_does_to_nodes() -> None:
     assert rendered.of("Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     assert rendered.of("PersistentVolumeClaim")["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert spec["nodeSelector"] == {"ringfence/node": "true"}
-    # The liveness of the server does not depend on its database, so an outage of that restarts nothing.
+    assert render({"nodes": {"nodeSelector": {"a": "b"}}}).pod("DaemonSet")["spec"]["nodeSelector"] == {"a": "b"}
+    # Once it has started, nothing depends on the database: its outage takes no traffic from sandboxes, and restarts nothing.
     [server] = rendered.pod("Deployment")["spec"]["containers"]
     paths = {kind: server[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
-    assert paths == {"startup": "/health", "readiness": "/health", "liveness": "/docs"}
+    assert paths == {"startup": "/health", "readiness": "/docs", "liveness": "/docs"}

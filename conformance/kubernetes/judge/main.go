@@ -43,6 +43,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/scheduling"
 	_ "k8s.io/kubernetes/pkg/apis/scheduling/install"
 	scheduling_validation "k8s.io/kubernetes/pkg/apis/scheduling/validation"
+	"k8s.io/kubernetes/pkg/capabilities"
 	"k8s.io/pod-security-admission/api"
 	pod_security "k8s.io/pod-security-admission/policy"
 )
@@ -90,6 +91,8 @@ func run(words []string) error {
 }
 
 func objects(in io.Reader, out io.Writer) error {
+	// As a cluster has it that has any nodes of this kind. Which standard a pod meets is said all the same.
+	capabilities.Setup(true, 0)
 	scheme := legacyscheme.Scheme
 	if err := monitoring.AddToScheme(scheme); err != nil {
 		return err

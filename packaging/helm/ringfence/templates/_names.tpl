@@ -37,6 +37,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- .Values.nodes.join.secretName | default (printf "%s-join" (include "ringfence.fullname" .)) -}}
 {{- end -}}
 
+{{- /* Not a default of the values, which helm would merge with the labels of an operator. */ -}}
+{{- define "ringfence.nodeSelector" -}}
+{{- .Values.nodes.nodeSelector | default (dict "ringfence/node" "true") | toYaml -}}
+{{- end -}}
+
 {{- define "ringfence.nodePriorityClass" -}}
 {{- if .Values.nodes.priorityClass.create -}}
 {{ include "ringfence.fullname" . }}-node

@@ -187,7 +187,8 @@ class Machine:
             target.chmod(0o755)
         self.outside = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], stdin=subprocess.DEVNULL)
         until(lambda: os.readlink(f"/proc/{self.outside.pid}/ns/net") != os.readlink("/proc/self/ns/net"), "there is a network")
-        for words in ("link set lo up", "link add bridge type bridge", f"address add {OUTSIDE}/24 dev bridge", "link set bridge up"):
+        # Without an address of its own a bridge has that of one of its ports, and peers lose it when that one goes.
+        for words in ("link set lo up", "link add bridge address 02:00:00:00:00:01 type bridge", f"address add {OUTSIDE}/24 dev bridge", "link set bridge up"):
             subprocess.run(self.beside("ip", *words.split()), check=True)
 
     def beside(self, *command: str | Path) -> list[str | Path]:

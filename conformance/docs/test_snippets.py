@@ -25,6 +25,8 @@ from harness.secure import SecurePlatform, secure_platform
 BLOCKS = found.blocks()
 # A block that does not run is a block that nobody checks: raise this only with a reason as good as the others.
 NOT_RUN_MAX = 53
+# The suite `kubernetes` runs every block of this one, with pods for which this suite has no place.
+RUN_ELSEWHERE = "docs/kubernetes.md"
 
 
 def runs(language: str) -> list:
@@ -140,7 +142,7 @@ def test_json(block: Block) -> None:
 
 
 def test_blocks_that_do_not_run_are_few() -> None:
-    listed = [f"{block.name}: {block.language}: {block.reason}" for block in BLOCKS if block.reason is not None]
+    listed = [f"{block.name}: {block.language}: {block.reason}" for block in BLOCKS if block.reason is not None and block.page != RUN_ELSEWHERE]
     print("\n" + "\n".join(listed))
     assert len(listed) <= NOT_RUN_MAX, "\n".join(listed)
     for language in found.RUN:

@@ -23,6 +23,7 @@ from kubernetes import chart
 from kubernetes.chart import Rendered
 from kubernetes.database import Database
 from kubernetes.machine import SERVER, Container, Machine, Pod
+from kubernetes.page import Page
 
 CLIENT = Path(__file__).with_name("client.py")
 
@@ -40,6 +41,7 @@ class Release:
         self.node_pod: Pod | None = None
         self.node: Container | None = None
         self.starts = 0
+        self.page = Page(machine.place / "page")
         # The sandbox that the tests go on with.
         self.sandbox = ""
 

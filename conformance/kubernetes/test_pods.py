@@ -5,6 +5,7 @@ The tests are one story, in this order, on one release: that is what an operator
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,8 +16,11 @@ import pytest
 
 from harness.patience import within
 from harness.traffic import until
+from docs.blocks import blocks_of
+from kubernetes import chart
 from kubernetes.conftest import Release
 from kubernetes.machine import NAME
+from kubernetes.page import PAGE
 
 # By which a process of a sandbox is found, whatever else runs on this host.
 SECONDS = 1_000_000 + os.getpid()
@@ -37,6 +41,24 @@ def processes_of(pod_id: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_the_page_installs_what_the_server_needs(release: Release) -> None:
+    """With its commands and values as they are written."""
+    page = release.page
+    for words in ("docker push", "create secret generic ringfence-database", "kubectl taint", "helm install"):
+        page.run(page.block(words))
+    state = page.state()
+    assert state["namespaces"]["ringfence"] == {"pod-security.kubernetes.io/enforce": "privileged"}
+    assert state["labels"][NAME] == {"ringfence/node": "true"} and state["taints"][NAME] == {"ringfence/node": "true:NoSchedule"}
+    assert not {"database-url", "key"} & set(os.listdir(page.place))
+    verdicts = chart.judged((page.place / "rendered.yaml").read_text())
+    assert [error for verdict in verdicts for error in verdict.errors] == []
+    [server] = [verdict.object for verdict in verdicts if verdict.object["kind"] == "Deployment"]
+    env = server["spec"]["template"]["spec"]["containers"][0]["env"]
+    for reference in (variable["valueFrom"]["secretKeyRef"] for variable in env if "valueFrom" in variable):
+        assert state["secrets"][reference["name"]][reference["key"]].strip()
+    assert re.fullmatch("[0-9a-f]{64}\n", state["secrets"]["ringfence-master-key"]["key"])
 
 
 def test_the_server_starts_as_a_user_that_nobody_knows(release: Release) -> None:
@@ -102,8 +124,10 @@ def test_a_machine_joins_with_its_own_token_and_once(release: Release) -> None:
     assert waiting.process.poll() is None, "it waits for an operator"
     found = status(waiting.pid())
     assert int(found["CapBnd"], 16) == 0 and (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
-    # As the kubelet updates a secret: with a rename of the link to its files.
-    token = release.operator("node", "token").strip()
+    # As the page says, and as the kubelet updates a secret: with a rename of the link to its files.
+    release.page.run(release.page.block("create secret generic ringfence-join"), release.server)
+    [(machine, token)] = release.page.state()["secrets"]["ringfence-join"].items()
+    assert machine == NAME
     tokens = pod.volumes["join"]
     (tokens / "..2").mkdir()
     (tokens / "..2" / NAME).write_text(token)
@@ -121,12 +145,18 @@ def test_a_machine_joins_with_its_own_token_and_once(release: Release) -> None:
 
 
 def test_a_sandbox_runs_by_the_published_client(release: Release) -> None:
+    host = os.uname().nodename
     release.launch_node()
     assert NAME in release.operator("node", "list"), "the server lists the machine, not the pod"
+    assert os.uname().nodename == host
     assert release.node_pod and release.node
     first, said = release.client("create", "echo $((6 * 7)); id -un; nproc >/dev/null").split("\n", 1)
     assert said == "42\nuser\n"
     assert "without limits" not in release.node.said()
+    said = release.page.run(release.page.block("delete secret ringfence-join"), release.server)
+    assert NAME in said and "ringfence-join" not in release.page.state()["secrets"]
+    said = release.page.run(release.page.block("credentials.env"), release.server)
+    assert len(re.findall("e2b_[0-9a-f]{40}", said)) == 2, "that of the first team, and one of a new team"
     report = release.node.execute("ringfence", "doctor").stdout
     assert "ringfence up` works on this host" in report and "missing" not in report, report
     copied = release.node_dir.parent / "system"
@@ -192,3 +222,19 @@ def test_a_sandbox_outlives_the_pod_of_its_node(release: Release, way: str) -> N
 def test_everything_ends_with_the_sandbox(release: Release) -> None:
     assert release.client("kill", release.sandbox) == "True\n"
     until(lambda: sleepers() == [], "the sandbox has ended")
+
+
+def test_a_machine_leaves_as_the_page_says(release: Release) -> None:
+    assert release.node
+    [listed] = json.loads(release.operator("node", "list", "--format", "json"))
+    release.page.run(release.page.block("node forget"), release.server, id=listed["id"])
+    assert release.page.state()["labels"][NAME] == {}
+    assert release.states() == ["forgotten"]
+    node = release.node
+    until(lambda: "trying again" in node.said(), "the node is refused")
+
+
+def test_every_block_of_the_page_is_tried() -> None:
+    tried = {"docker push", "generic ringfence-database", "kubectl taint", "helm install", "generic ringfence-join", "delete secret", "credentials.env", "node forget"}
+    blocks = [block for block in blocks_of(PAGE.name, PAGE.read_text()) if block.language == "sh"]
+    assert [block.name for block in blocks if not any(words in block.text for words in tried)] == []

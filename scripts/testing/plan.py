@@ -181,7 +181,7 @@ def install(selection: Selection, place: Place) -> Task:
 def prepare(name: str, wanted: Sequence[str], place: Place) -> Task:
     used = needed((other for _, other in BY_NAME[name].uses), wanted) | {PACKAGES}
     # What others need comes first, and what takes longest.
-    seconds = {"go": 900, "versitygw": 800, "criu": 700}.get(name, 20)
+    seconds = {"go": 900, "versitygw": 800, "criu": 700, "chart-judge": 600, "helm": 500}.get(name, 20)
     return Task(
         f"prepare {name}",
         "prepare",

@@ -42,6 +42,8 @@ class Release:
         self.node: Container | None = None
         self.starts = 0
         self.page = Page(machine.place / "page")
+        # What the machine joined with.
+        self.token = ""
         # The sandbox that the tests go on with.
         self.sandbox = ""
 
@@ -162,6 +164,8 @@ def release() -> Iterator[Release]:
             at_the_end.callback(machine.close)
             yield Release(machine, database, rendered, node_dir)
         assert left_over(before) == {}
+        groups = Path("/sys/fs/cgroup")
+        assert [path for pattern in ("", "*/") for path in groups.glob(f"{pattern}{machine.prefix}-*")] == []
 
 
 def certificate(place: Path, domain: str) -> dict[str, str]:

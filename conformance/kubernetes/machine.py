@@ -95,7 +95,7 @@ class Pod:
         self.machine = machine
         self.spec: Object = template["spec"]
         self.name = name
-        self.id = f"rf-{os.getpid()}-{name}"
+        self.id = f"{machine.prefix}-{name}"
         self.address = address
         self.place = machine.place / name
         self.place.mkdir()
@@ -169,6 +169,8 @@ class Machine:
 
     def __init__(self, place: Path, binary: Path) -> None:
         self.place = place
+        # What names of containers and their control groups begin with.
+        self.prefix = f"rf-{os.getpid()}"
         self.claims = place / "claims"
         self.claims.mkdir()
         self.runtime = ["runc", "--root", str(place / "runc")]

@@ -128,6 +128,7 @@ def test_a_machine_joins_with_its_own_token_and_once(release: Release) -> None:
     release.page.run(release.page.block("create secret generic ringfence-join"), release.server)
     [(machine, token)] = release.page.state()["secrets"]["ringfence-join"].items()
     assert machine == NAME
+    release.token = token
     tokens = pod.volumes["join"]
     (tokens / "..2").mkdir()
     (tokens / "..2" / NAME).write_text(token)
@@ -162,6 +163,13 @@ def test_a_sandbox_runs_by_the_published_client(release: Release) -> None:
     copied = release.node_dir.parent / "system"
     assert copied.stat().st_mode & 0o777 == 0o700 and len(list(copied.glob("*/usr/bin/ringfence"))) == 1
     release.sandbox = first
+
+
+def test_a_token_is_good_once(release: Release) -> None:
+    assert release.node
+    url = next(line for line in release.node.pod.spec["initContainers"][0]["env"] if line["name"] == "SERVER_URL")["value"]
+    ran = release.node.execute("ringfence", "node", "join", url, "--data-dir", "/tmp/other", stdin=release.token)
+    assert ran.returncode == 1 and "token" in ran.stderr and release.token.strip() not in ran.stderr, ran
 
 
 def test_processes_of_sandboxes_are_not_in_the_group_of_the_container(release: Release) -> None:

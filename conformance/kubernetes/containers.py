@@ -21,14 +21,23 @@ DEFAULT_CAPABILITIES = frozenset(
         *("NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"),
     }
 )
-MASKED = ("/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/sys/firmware")
+MASKED = (
+    *("/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
+    *("/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/sys/firmware"),
+)
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+TERMINALS = ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Fields of a container that are tried, or that say something to a cluster alone.
-TRIED = frozenset({"name", "command", "args", "env", "securityContext", "volumeMounts", "startupProbe", "readinessProbe", "livenessProbe", "ports"})
+TRIED = frozenset(
+    {"name", "command", "args", "env", "securityContext", "volumeMounts", "startupProbe", "readinessProbe", "livenessProbe", "ports"}
+)
 OF_A_CLUSTER = frozenset({"image", "imagePullPolicy", "resources"})
 SECURITY = frozenset(
-    {"privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities", "seccompProfile", "runAsUser", "runAsGroup", "runAsNonRoot", "fsGroup", "fsGroupChangePolicy"}
+    {
+        *("privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities", "seccompProfile"),
+        *("runAsUser", "runAsGroup", "runAsNonRoot", "fsGroup", "fsGroupChangePolicy"),
+    }
 )
 
 
@@ -120,7 +129,8 @@ def bundle(
         "cwd": "/",
         "capabilities": {"bounding": capabilities, "effective": in_effect, "permitted": in_effect},
         "noNewPrivileges": not security.get("allowPrivilegeEscalation", True),
-        "oomScoreAdj": 0,
+        # As of a pod with small requests.
+        "oomScoreAdj": 980,
     }
     linux: Object = {
         "namespaces": [{"type": "mount"}, *({"type": kind, "path": path} if path else {"type": kind} for kind, path in namespaces.items())],
@@ -150,7 +160,7 @@ def all_mounts(mounts: list[Mount], privileged: bool) -> list[Object]:
     every: list[Object] = [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]},
-        {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]},
+        {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": [*TERMINALS]},
         {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": ["nosuid", "noexec", "nodev"]},
         {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", writable]},

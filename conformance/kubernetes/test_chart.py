@@ -19,6 +19,8 @@ from harness.platform import binary
 from kubernetes import chart
 from kubernetes.chart import CHART, CLUSTER, NAMESPACE, REQUIRED, ROOT, Object, Refused, helm, merged, render
 
+IN_A_ZONE = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
+AFFINITY: Object = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": IN_A_ZONE}}}
 # Values that turn on or change everything that there is.
 EVERYTHING: Object = {
     "fullnameOverride": "boxes",
@@ -53,7 +55,7 @@ EVERYTHING: Object = {
         "resources": {"limits": {"memory": "2Gi"}},
         "nodeSelector": {"disk": "ssd"},
         "tolerations": [{"operator": "Exists"}],
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}}},
+        "affinity": AFFINITY,
         "priorityClassName": "high",
         "podAnnotations": {"a": "b"},
         "podLabels": {"a": "b"},
@@ -64,7 +66,7 @@ EVERYTHING: Object = {
     "nodes": {
         "nodeSelector": {"kind": "untrusted"},
         "tolerations": [{"key": "untrusted", "operator": "Exists", "effect": "NoExecute"}],
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}}},
+        "affinity": AFFINITY,
         "serverUrl": "https://nodes.example.com:4100",
         "join": {"secretName": "tokens"},
         "dataPath": "/srv/boxes",
@@ -200,7 +202,8 @@ def test_values_become_the_configuration() -> None:
         assert config["limits"]["sandboxes"] == 100000000
     assert server["listen"] == "[::]:3000" and server["nodes"]["listen"] == "[::]:3100" and server["metrics_listen"] == "[::]:9000"
     assert server["domain"] == "sandbox.example.com:8443"
-    assert server["blobs"] == {"store": "s3", "bucket": "layers", "endpoint": "https://s3.example:9000", "region": "us-east-1", "prefix": "a/b", "allow_http": False}
+    bucket = {"store": "s3", "bucket": "layers", "endpoint": "https://s3.example:9000", "region": "us-east-1"}
+    assert server["blobs"] == bucket | {"prefix": "a/b", "allow_http": False}
     assert node["data_dir"] == "/srv/boxes" and "blobs" not in node and "tls_cert" not in node
     acme = {"directory": "https://acme.example/directory", "accept_terms": True, "dns_hook": "/hook"}
     rendered = render({"config": {"acme": acme}})

@@ -29,7 +29,7 @@ CONFIG = {
         "RINGFENCE_LISTEN=0.0.0.0:3000",
     ],
     "ExposedPorts": {"3000/tcp": {}},
-    "Volumes": {"/var/lib/ringfence": {}, "/var/lib/ringfence-system": {}},
+    "Volumes": {"/var/lib/ringfence": {}},
     "StopSignal": "SIGTERM",
     "WorkingDir": "/",
 }

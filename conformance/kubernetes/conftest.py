@@ -160,7 +160,8 @@ def release() -> Iterator[Release]:
             machine.config_maps = {each["metadata"]["name"]: each["data"] for each in rendered.objects if each["kind"] == "ConfigMap"}
             # What sandboxes a failed test has left end after the node.
             down = [binary(), "down", "--data-dir", node_dir]
-            at_the_end.callback(subprocess.run, down, check=False, capture_output=True)
+            plain = {"PATH": os.environ["PATH"]}
+            at_the_end.callback(subprocess.run, down, check=False, capture_output=True, env=plain)
             at_the_end.callback(machine.close)
             yield Release(machine, database, rendered, node_dir)
         assert left_over(before) == {}

@@ -19,8 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 REPOSITORY = "ringfence"
-# What a container needs besides all privileges: a volume for data, one for a copy of its `/usr` (see packaging/image/start), and
-# addresses that the outside of the container reaches.
+# What a container needs besides all privileges: one volume, and addresses that the outside of the container reaches.
 CONFIG = {
     "Entrypoint": ["/usr/lib/ringfence/start"],
     "Cmd": ["up"],

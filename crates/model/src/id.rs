@@ -109,6 +109,12 @@ impl SandboxId {
         Self(format!("i{}", base36(random)))
     }
 
+    /// Whether it has the form of the ids that [`Self::from_random`] makes: no other one is that of a sandbox.
+    #[must_use]
+    pub fn is_issued(&self) -> bool {
+        self.0.len() == 21 && self.0.starts_with('i')
+    }
+
     /// Reads an id as clients send it in a path: older ones append `-` and a client id, which is dropped.
     ///
     /// # Errors

@@ -214,6 +214,20 @@ impl Nodes {
     }
 }
 
+impl Nodes {
+    /// How many nodes have room as far as is known, and how loaded the best of them would be with the sandbox, in thousandths.
+    #[must_use]
+    pub fn room(&self, need: &Need<'_>, now_us: i64) -> (u32, u64) {
+        let known = self.seen.values().filter(|seen| seen.room(need, now_us) == Room::Some);
+        let (mut count, mut best) = (0_u32, u64::MAX);
+        for seen in known {
+            count = count.saturating_add(1);
+            best = best.min(seen.score(need));
+        }
+        (count, if count == 0 { FULL } else { best })
+    }
+}
+
 /// Keeps `most` of some nodes, chosen at random.
 fn choose<T>(nodes: &mut Vec<T>, most: usize, random: &mut dyn FnMut(usize) -> usize) {
     for index in 0..most.min(nodes.len()) {

@@ -33,6 +33,15 @@ impl Engine {
         }
     }
 
+    /// The statement that lets one transaction after another decide about a team, until it ends. SQLite's write transaction does
+    /// that by itself.
+    pub(crate) fn team_lock(self) -> &'static str {
+        match self {
+            Self::Sqlite => "SELECT id FROM teams WHERE id = $1",
+            Self::Postgres => "SELECT id FROM teams WHERE id = $1 FOR UPDATE",
+        }
+    }
+
     /// The statement that keeps other migrations out until the transaction ends, with its argument. SQLite's write
     /// transaction does that by itself.
     pub(crate) fn migration_lock(self) -> Option<(&'static str, i64)> {

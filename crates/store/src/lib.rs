@@ -9,6 +9,7 @@
 //! - removals of objects from the blob store, which the nodes that share it announce to each other;
 //! - logs of builds, and which layers and uploaded files a node has for the builds of a team;
 //! - nodes: which hosts share the database, and which server may change the rows of each;
+//! - servers: which of them work as one service, where each is reached, and what its nodes have left;
 //! - sandboxes: their owner, template, node and deadline. Deadlines survive a restart of the platform. The environment
 //!   that a client set is a secret of that client. It is stored only as ciphertext that the caller sealed, and it is
 //!   removed when the sandbox ends;
@@ -50,6 +51,7 @@ pub mod removals;
 pub mod sandboxes;
 pub mod sealed;
 pub mod secrets;
+pub mod servers;
 pub mod snapshots;
 pub mod tags;
 pub mod teams;

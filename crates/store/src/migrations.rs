@@ -29,6 +29,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0014_events.sql"),
     include_str!("migrations/0015_lease_epochs.sql"),
     include_str!("migrations/0016_joined_nodes.sql"),
+    include_str!("migrations/0017_servers.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -27,8 +27,55 @@ use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
-use crate::statement::InTransaction as _;
+use crate::statement::{InTransaction as _, Query};
 use crate::{Change, Store};
+
+/// What the sandboxes of a team may be together; none where there is no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TeamMost {
+    /// How many may run.
+    pub sandboxes: Option<u32>,
+    /// Their cores.
+    pub cpu_count: Option<u32>,
+    /// Their memory, in MiB.
+    pub memory_mb: Option<u32>,
+}
+
+/// What the sandboxes of a team on all nodes are together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TeamUse {
+    /// How many run.
+    pub sandboxes: u64,
+    /// Their cores.
+    pub cpu_count: u64,
+    /// Their memory, in MiB, with that of those that are paused in memory.
+    pub memory_mb: u64,
+}
+
+impl TeamMost {
+    /// Whether another sandbox fits beside what is used.
+    fn has_room(self, used: TeamUse, row: &SandboxRow) -> bool {
+        let fits = |most: Option<u32>, used: u64, needed: u32| {
+            most.is_none_or(|most| used.saturating_add(needed.into()) <= u64::from(most))
+        };
+        fits(self.sandboxes, used.sandboxes, 1)
+            && fits(self.cpu_count, used.cpu_count, row.cpu_count)
+            && fits(self.memory_mb, used.memory_mb, row.memory_mb)
+    }
+}
+
+impl FromColumns for TeamUse {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let number = |column| u64::try_from(columns.int(column)?).map_err(|_| columns.corrupt(column));
+        Ok(Self {
+            sandboxes: number("sandboxes")?,
+            cpu_count: number("cpu_count")?,
+            memory_mb: number("memory_mb")?,
+        })
+    }
+}
 
 /// A sandbox to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +163,8 @@ impl NodeRows {
     /// [`StoreError::Conflict`] when the id is taken; [`StoreError::Dangling`] when there is no such team or user.
     pub async fn sandbox_insert(&self, new: NewSandbox) -> Result<SandboxRow, StoreError> {
         let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
-        self.insert(self.sandbox_unstored(new), injections, environment).await
+        let row = self.sandbox_unstored(new);
+        self.insert(row, injections.as_ref(), environment.as_ref()).await
     }
 
     /// The row that a new sandbox of this node would have, without storing it.
@@ -147,15 +195,81 @@ impl NodeRows {
             agent_version: agent_version.to_owned(),
             ..self.sandbox_unstored(new)
         };
-        self.insert(row, injections, environment).await
+        self.insert(row, injections.as_ref(), environment.as_ref()).await
+    }
+
+    /// As [`Self::sandbox_insert_running`], if the sandboxes of the team on all nodes, this one included, are no more than `most`.
+    /// Otherwise nothing is stored, and the answer is what the team has. One after another for each team, so that servers
+    /// which do it at the same time see each other's.
+    ///
+    /// # Errors
+    /// As [`Self::sandbox_insert`].
+    pub async fn sandbox_insert_running_within(
+        &self,
+        new: NewSandbox,
+        started_us: i64,
+        end_us: i64,
+        agent_version: &str,
+        most: TeamMost,
+    ) -> Result<Result<SandboxRow, TeamUse>, StoreError> {
+        storable("agent version", agent_version)?;
+        let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
+        let row = SandboxRow {
+            state: State::Running,
+            started_us,
+            end_us,
+            agent_version: agent_version.to_owned(),
+            ..self.sandbox_unstored(new)
+        };
+        const WHAT: &str = "insert a sandbox";
+        let insert = self.insert_query(&row, injections.as_ref(), environment.as_ref())?;
+        let failed = |error: sqlx::Error| classify(&error, "sandbox", WHAT);
+        let mut tx = self.store.db.begin(WHAT).await?;
+        sqlx::query(self.store.db.engine.team_lock())
+            .bind(row.team_id.as_str())
+            .execute_in(&mut tx)
+            .await
+            .map_err(failed)?;
+        let used = sqlx::query(
+            "SELECT COUNT(CASE WHEN state <> 'paused' THEN 1 END) AS sandboxes, \
+             CAST(COALESCE(SUM(CASE WHEN state <> 'paused' THEN cpu_count ELSE 0 END), 0) AS BIGINT) AS cpu_count, \
+             CAST(COALESCE(SUM(CASE WHEN state <> 'paused' OR kept = 'memory' THEN memory_mb ELSE 0 END), 0) AS BIGINT) \
+             AS memory_mb FROM sandboxes WHERE team_id = $1 AND state <> 'gone'",
+        )
+        .bind(row.team_id.as_str())
+        .all_in(&mut tx)
+        .await
+        .map_err(failed)?;
+        let used: TeamUse = used.first().map(Columns::decode).transpose()?.unwrap_or_default();
+        if !most.has_room(used, &row) {
+            tx.commit().await.map_err(failed)?;
+            return Ok(Err(used));
+        }
+        let stored = insert.execute_in(&mut tx).await.map_err(failed)?.rows_affected();
+        tx.commit().await.map_err(failed)?;
+        self.expect_lease(stored, WHAT)?;
+        Ok(Ok(row))
     }
 
     async fn insert(
         &self,
         row: SandboxRow,
-        injections: Option<SealedSecret>,
-        environment: Option<SealedSecret>,
+        injections: Option<&SealedSecret>,
+        environment: Option<&SealedSecret>,
     ) -> Result<SandboxRow, StoreError> {
+        const WHAT: &str = "insert a sandbox";
+        let query = self.insert_query(&row, injections, environment)?;
+        let stored = self.store.db.write("sandbox", WHAT, query).await?;
+        self.expect_lease(stored, WHAT)?;
+        Ok(row)
+    }
+
+    fn insert_query(
+        &self,
+        row: &SandboxRow,
+        injections: Option<&SealedSecret>,
+        environment: Option<&SealedSecret>,
+    ) -> Result<Query, StoreError> {
         if let Some(alias) = &row.alias {
             storable("sandbox alias", alias)?;
         }
@@ -167,41 +281,38 @@ impl NodeRows {
              $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, id, $25, $26, $27, $28, $29, $30, $31 \
              FROM nodes WHERE lease_key = $24"
         ))
-        .bind(row.id.as_str())
-        .bind(row.team_id.as_str())
-        .bind(row.user_id.as_str())
-        .bind(row.template_id.as_str())
-        .bind(row.build_id.as_str())
-        .bind(row.alias.as_deref())
-        .bind(row.state.as_str())
+        .bind(row.id.as_str().to_owned())
+        .bind(row.team_id.as_str().to_owned())
+        .bind(row.user_id.as_str().to_owned())
+        .bind(row.template_id.as_str().to_owned())
+        .bind(row.build_id.as_str().to_owned())
+        .bind(row.alias.clone())
+        .bind(row.state.as_str().to_owned())
         .bind(row.version)
-        .bind(row.execution_id.as_str())
+        .bind(row.execution_id.as_str().to_owned())
         .bind(row.started_us)
         .bind(row.end_us)
         .bind(row.max_end_us)
         .bind(i64::from(row.cpu_count))
         .bind(i64::from(row.memory_mb))
         .bind(i64::from(row.disk_mb))
-        .bind(row.agent_version.as_str())
+        .bind(row.agent_version.as_str().to_owned())
         .bind(metadata)
         .bind(i64::from(row.secure))
         .bind(i64::from(row.allow_public_traffic))
         .bind(row.allow_internet_access.map(i64::from))
-        .bind(row.network_json.as_deref())
-        .bind(row.lifecycle_json.as_deref())
+        .bind(row.network_json.clone())
+        .bind(row.lifecycle_json.clone())
         .bind(row.created_us)
         .bind(self.lease_key.clone())
         .bind(row.paused_us)
         .bind(row.kept.map(Kept::as_str))
         .bind(row.kept_bytes)
-        .bind(row.resume_error.as_deref())
-        .bind(row.authority_of.as_ref().map(SandboxId::as_str))
-        .bind(injections.as_ref().map(SealedSecret::as_str))
-        .bind(environment.as_ref().map(SealedSecret::as_str));
-        const WHAT: &str = "insert a sandbox";
-        let stored = self.store.db.write("sandbox", WHAT, query).await?;
-        self.expect_lease(stored, WHAT)?;
-        Ok(row)
+        .bind(row.resume_error.clone())
+        .bind(row.authority_of.as_ref().map(|id| id.as_str().to_owned()))
+        .bind(injections.map(|sealed| sealed.as_str().to_owned()))
+        .bind(environment.map(|sealed| sealed.as_str().to_owned()));
+        Ok(query)
     }
 
     /// Marks a sandbox as started, from `creating` at `version` to `running`, with the times that the client is sent.

@@ -192,6 +192,27 @@ impl NodeRows {
 }
 
 impl Store {
+    /// As [`NodeRows::layer_cache_layers`], of all nodes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn layer_cache_layers_of_all(&self) -> Result<Vec<String>, StoreError> {
+        let query = sqlx::query("SELECT DISTINCT layer_id AS value FROM layer_cache");
+        self.db.read_all("list cached layers", query).await
+    }
+
+    /// As [`NodeRows::layer_references_by_team`], of all nodes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn layer_references_by_team_of_all(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
+        let query = sqlx::query(
+            "SELECT t.team_id, b.spec_json AS value FROM builds b JOIN templates t ON t.id = b.template_id \
+             WHERE b.spec_json IS NOT NULL AND t.deleted_us IS NULL AND t.team_id IS NOT NULL",
+        );
+        self.db.read_all("list layers of teams", query).await
+    }
+
     /// As [`NodeRows::layer_references`], of the builds of all nodes.
     ///
     /// # Errors

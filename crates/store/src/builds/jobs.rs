@@ -360,6 +360,36 @@ impl NodeRows {
             .await
     }
 
+    /// Takes over the builds of servers that were not there since `gone_us`: they wait for their turn here, and those that were
+    /// begun more than `most` times fail. Returns how many wait.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn build_adopt(&self, gone_us: i64, most: u32, now_us: i64, reason: &str) -> Result<u64, StoreError> {
+        let fail = sqlx::query(
+            "UPDATE builds SET status = 'failed', reason = $3, finished_us = $4, registry_sealed = NULL \
+             WHERE status = 'building' AND attempts > $2 AND node_id IN (SELECT s.id FROM servers s \
+             JOIN nodes n ON n.id = s.id WHERE s.seen_us < $1 AND n.lease_until_us < $1)",
+        )
+        .bind(gone_us)
+        .bind(i64::from(most))
+        .bind(reason.to_owned())
+        .bind(now_us);
+        self.store.db.write("build", "fail builds", fail).await?;
+        let adopt = sqlx::query(concat!(
+            "UPDATE builds SET status = 'waiting', requested_us = $2, node_id = ",
+            held!("$3"),
+            " WHERE (status = 'building' OR (status = 'waiting' AND requested_us IS NOT NULL)) AND node_id IN \
+             (SELECT s.id FROM servers s JOIN nodes n ON n.id = s.id WHERE s.seen_us < $1 AND n.lease_until_us < $1) AND ",
+            held!("$3"),
+            " IS NOT NULL"
+        ))
+        .bind(gone_us)
+        .bind(now_us)
+        .bind(self.lease_key.clone());
+        self.store.db.write_durably("build", "take over builds", adopt).await
+    }
+
     /// Lists the builds of this node that are in progress.
     pub async fn build_list_building(&self) -> Result<Vec<BuildId>, StoreError> {
         let query = sqlx::query("SELECT id AS value FROM builds WHERE node_id = $1 AND status = 'building'")

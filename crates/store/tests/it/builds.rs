@@ -239,6 +239,45 @@ pub(crate) async fn builds_are_begun_once_and_ended_once(db: Database) {
     store.close().await;
 }
 
+pub(crate) async fn builds_of_a_server_that_is_gone_are_begun_elsewhere(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let (rows, other) = (
+        store.of_node(node_id(1), FIRST_EPOCH),
+        store.of_node(node_id(2), FIRST_EPOCH),
+    );
+    request(&store, &new(1, Some("a"), &["default"])).await;
+    let _ = rows
+        .build_start(&template_id(1), &build_id(1), &start(11))
+        .await
+        .unwrap();
+    assert_eq!(begin(&rows, 12).await, Some(build_id(1)));
+    // Nobody knows of a server that has never said that it is there.
+    assert_eq!(other.build_adopt(1_000, 3, 20, "restarts").await.unwrap(), 0);
+    rows.server_beat("one", None, None, 15).await.unwrap();
+    assert_eq!(other.build_adopt(15, 3, 20, "restarts").await.unwrap(), 0);
+    assert_eq!(other.build_adopt(16, 3, 20, "restarts").await.unwrap(), 1);
+    assert_eq!(begin(&other, 21).await, Some(build_id(1)));
+    // The one that had it, and goes on, changes nothing.
+    assert!(!rows.build_end(&build_id(1), &ready("{}"), 22).await.unwrap());
+    assert!(other.build_end(&build_id(1), &ready("{}"), 23).await.unwrap());
+    assert_eq!(other.build_adopt(16, 3, 24, "restarts").await.unwrap(), 0);
+
+    // Not for ever.
+    request(&store, &new(2, Some("a"), &["default"])).await;
+    let _ = rows
+        .build_start(&template_id(1), &build_id(2), &start(31))
+        .await
+        .unwrap();
+    assert_eq!(begin(&rows, 32).await, Some(build_id(2)));
+    assert_eq!(other.build_adopt(16, 0, 33, "restarts").await.unwrap(), 0);
+    assert_eq!(
+        status(&store, 1, 2).await,
+        (BuildStatus::Failed, Some("restarts".to_owned()))
+    );
+    store.close().await;
+}
+
 pub(crate) async fn tags_can_be_set_back(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;

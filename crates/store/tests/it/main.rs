@@ -26,6 +26,7 @@ mod records;
 mod samples;
 mod sandboxes;
 mod secrets;
+mod servers;
 mod snapshots;
 mod states;
 mod tags;
@@ -72,6 +73,7 @@ const CASES: &[(&str, Case)] = cases![
     templates::the_newest_ready_build_is_found,
     builds::requests_name_tag_and_supersede,
     builds::builds_are_begun_once_and_ended_once,
+    builds::builds_of_a_server_that_is_gone_are_begun_elsewhere,
     builds::tags_can_be_set_back,
     builds::tags_have_a_history,
     tags::tags_are_bounded,
@@ -101,6 +103,9 @@ const CASES: &[(&str, Case)] = cases![
     lists::live_sandboxes_of_every_team,
     joined_nodes::a_token_makes_one_node_once,
     joined_nodes::one_of_many_that_use_a_token_joins,
+    servers::a_sandbox_leads_to_the_server_of_its_node,
+    servers::a_stopped_server_says_nothing,
+    servers::limits_hold_for_all_that_insert_at_the_same_time,
     nodes::a_lease_has_one_owner,
     nodes::one_of_many_concurrent_requests_acquires_a_lease,
     nodes::rows_can_only_be_changed_by_their_node,

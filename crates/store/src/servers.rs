@@ -1,0 +1,252 @@
+//! Servers that work as one service on one database: who they are, where the others reach them, and which of them serves a
+//! node.
+//!
+//! A server has the id of its data directory, and with it a lease in the table of nodes. The leases of the nodes that it serves
+//! have the same owner, so no row says twice which server that is, and a server whose own lease has run out serves none.
+
+use model::id::{NodeId, OwnerId, SandboxId, TeamId};
+use model::lifecycle::{Kept, State};
+
+use crate::Store;
+use crate::dialect::Engine;
+use crate::error::StoreError;
+use crate::nodes::{Lease, NodeRows};
+use crate::row::{Columns, FromColumns, storable};
+
+/// A server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerRow {
+    /// Id of the server, which its data directory has.
+    pub id: NodeId,
+    /// The name of its host.
+    pub name: String,
+    /// Where other servers reach it; none if it works alone.
+    pub address: Option<String>,
+    /// What its nodes have left, in a format of the caller; none if it has not said.
+    pub room_json: Option<String>,
+    /// When it last said so, in microseconds since the Unix epoch.
+    pub seen_us: i64,
+    /// Its lease; none after a release. It may have expired.
+    pub lease: Option<Lease>,
+}
+
+/// The server of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxRoute {
+    /// The state of the sandbox in its row.
+    pub state: State,
+    /// The server whose lease its node has, and where others reach that; none while no server serves the node.
+    pub server: Option<(NodeId, Option<String>)>,
+}
+
+/// A node that has joined, and who serves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedNodeRow {
+    /// Id of the node.
+    pub id: NodeId,
+    /// Its lease; none if it has none.
+    pub lease: Option<Lease>,
+}
+
+/// The sandboxes of a team that are alike, on nodes that other servers serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UseElsewhere {
+    /// The team.
+    pub team: TeamId,
+    /// Whether they are paused.
+    pub is_paused: bool,
+    /// What is kept of paused ones.
+    pub kept: Option<Kept>,
+    /// How many they are.
+    pub count: u64,
+    /// Their cores.
+    pub cpu_count: u64,
+    /// Their memory, in MiB.
+    pub memory_mb: u64,
+    /// Space that they take on disks while they are paused, in MiB.
+    pub paused_disk_mb: u64,
+}
+
+/// The id of a sandbox.
+struct RunningId(SandboxId);
+
+impl FromColumns for RunningId {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self(columns.id("id")?))
+    }
+}
+
+fn lease(columns: &Columns<'_>) -> Result<Option<Lease>, StoreError> {
+    let owner: Option<OwnerId> = columns.id_opt("lease_owner")?;
+    let until_us = columns.int_opt("lease_until_us")?.unwrap_or(0);
+    Ok(owner.map(|owner| Lease { owner, until_us }))
+}
+
+impl FromColumns for ServerRow {
+    const TABLE: &'static str = "servers";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            name: columns.text("name")?,
+            address: columns.text_opt("address")?,
+            room_json: columns.text_opt("room_json")?,
+            seen_us: columns.int("seen_us")?,
+            lease: lease(columns)?,
+        })
+    }
+}
+
+impl FromColumns for SandboxRoute {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let server: Option<NodeId> = columns.id_opt("server_id")?;
+        let address = columns.text_opt("address")?;
+        Ok(Self {
+            state: State::from_column(&columns.text("state")?).ok_or_else(|| columns.corrupt("state"))?,
+            server: server.map(|id| (id, address)),
+        })
+    }
+}
+
+impl FromColumns for ServedNodeRow {
+    const TABLE: &'static str = "joined_nodes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            lease: lease(columns)?,
+        })
+    }
+}
+
+impl FromColumns for UseElsewhere {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let number = |column| u64::try_from(columns.int(column)?).map_err(|_| columns.corrupt(column));
+        Ok(Self {
+            team: columns.id("team_id")?,
+            is_paused: State::from_column(&columns.text("state")?).ok_or_else(|| columns.corrupt("state"))?
+                == State::Paused,
+            kept: match columns.text_opt("kept")? {
+                None => None,
+                Some(word) => Some(Kept::from_column(&word).ok_or_else(|| columns.corrupt("kept"))?),
+            },
+            count: number("sandboxes")?,
+            cpu_count: number("cpu_count")?,
+            memory_mb: number("memory_mb")?,
+            paused_disk_mb: number("paused_disk_mb")?,
+        })
+    }
+}
+
+impl NodeRows {
+    /// Says that the server with this lease is there, where others reach it, and what its nodes have left.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has its lease.
+    pub async fn server_beat(
+        &self,
+        name: &str,
+        address: Option<&str>,
+        room_json: Option<&str>,
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        const WHAT: &str = "note that a server is there";
+        storable("host name", name)?;
+        storable("address of a server", address.unwrap_or_default())?;
+        storable("room of a server", room_json.unwrap_or_default())?;
+        let query = sqlx::query(
+            "INSERT INTO servers (id, name, address, room_json, seen_us) \
+             SELECT id, $2, $3, $4, $5 FROM nodes WHERE lease_key = $1 ON CONFLICT (id) DO UPDATE SET \
+             name = excluded.name, address = excluded.address, room_json = excluded.room_json, seen_us = excluded.seen_us",
+        )
+        .bind(self.lease_key.clone())
+        .bind(name.to_owned())
+        .bind(address.map(str::to_owned))
+        .bind(room_json.map(str::to_owned))
+        .bind(now_us);
+        let stored = self.store().db.write("server", WHAT, query).await?;
+        self.expect_lease(stored, WHAT)
+    }
+}
+
+impl Store {
+    /// Whether several servers can work on this database at the same time: the file of SQLite belongs to one.
+    #[must_use]
+    pub fn can_be_shared(&self) -> bool {
+        self.db.engine == Engine::Postgres
+    }
+
+    /// The servers of this database, also those that are gone.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn server_list(&self) -> Result<Vec<ServerRow>, StoreError> {
+        let query = sqlx::query(
+            "SELECT s.id, s.name, s.address, s.room_json, s.seen_us, n.lease_owner, n.lease_until_us \
+             FROM servers s LEFT JOIN nodes n ON n.id = s.id ORDER BY s.id",
+        );
+        self.db.read_all("list servers", query).await
+    }
+
+    /// The server of a sandbox; none if there is no such sandbox.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_route(&self, id: &SandboxId) -> Result<Option<SandboxRoute>, StoreError> {
+        let query = sqlx::query(
+            "SELECT b.state, s.id AS server_id, s.address FROM sandboxes b LEFT JOIN nodes n ON n.id = b.node_id \
+             LEFT JOIN (SELECT h.lease_owner, v.id, v.address FROM nodes h JOIN servers v ON v.id = h.id) s \
+             ON s.lease_owner = n.lease_owner WHERE b.id = $1",
+        )
+        .bind(id.as_str());
+        self.db.read_optional("find the server of a sandbox", query).await
+    }
+
+    /// The sandboxes that run on nodes which other servers than that of `owner` serve.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn running_elsewhere(&self, owner: &OwnerId) -> Result<Vec<SandboxId>, StoreError> {
+        let query = sqlx::query(
+            "SELECT b.id FROM sandboxes b JOIN nodes n ON n.id = b.node_id JOIN joined_nodes j ON j.id = n.id \
+             WHERE n.lease_owner <> $1 AND b.state = 'running'",
+        )
+        .bind(owner.as_str());
+        let found: Vec<RunningId> = self.db.read_all("list the sandboxes of other servers", query).await?;
+        Ok(found.into_iter().map(|RunningId(id)| id).collect())
+    }
+
+    /// The nodes that have joined and were not forgotten, and who serves them.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn served_node_list(&self) -> Result<Vec<ServedNodeRow>, StoreError> {
+        let query = sqlx::query(
+            "SELECT j.id, n.lease_owner, n.lease_until_us FROM joined_nodes j LEFT JOIN nodes n ON n.id = j.id \
+             WHERE j.forgotten_us IS NULL ORDER BY j.id",
+        );
+        self.db.read_all("list who serves which node", query).await
+    }
+
+    /// What each team has on nodes that other servers than that of `owner` serve.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn use_elsewhere(&self, owner: &OwnerId) -> Result<Vec<UseElsewhere>, StoreError> {
+        let query = sqlx::query(
+            "SELECT b.team_id, b.state, b.kept, COUNT(*) AS sandboxes, CAST(SUM(b.cpu_count) AS BIGINT) AS cpu_count, \
+             CAST(SUM(b.memory_mb) AS BIGINT) AS memory_mb, \
+             CAST(SUM((COALESCE(b.kept_bytes, 0) + 1048575) / 1048576) AS BIGINT) AS paused_disk_mb \
+             FROM sandboxes b JOIN nodes n ON n.id = b.node_id JOIN joined_nodes j ON j.id = n.id \
+             WHERE n.lease_owner <> $1 AND b.state <> 'gone' GROUP BY b.team_id, b.state, b.kept",
+        )
+        .bind(owner.as_str());
+        self.db.read_all("sum up what teams have on other servers", query).await
+    }
+}

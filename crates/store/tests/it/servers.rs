@@ -1,0 +1,172 @@
+//! Several servers on one database: nodes 1 and 2 of the samples are the servers, with an owner each, and others are their nodes.
+
+use model::lifecycle::{Kept, State};
+use store::Store;
+use store::error::StoreError;
+use store::nodes::{LeaseOutcome, NodeRows};
+use store::sandboxes::{Pause, TeamMost};
+use tokio::task::JoinSet;
+
+use crate::database::Database;
+use crate::nodes::lease_request;
+use crate::samples::{FIRST_EPOCH, node_id, sandbox, sandbox_id, team, team_id, uuid};
+
+/// The rows of a node of which a server takes the lease, from whoever has it.
+async fn taken(store: &Store, node: u32, server: u32) -> NodeRows {
+    let mut request = lease_request(node, server, 100);
+    request.expired_us = i64::MAX;
+    let LeaseOutcome::Acquired { epoch } = store.node_lease_acquire(&request).await.unwrap() else {
+        panic!("the lease of node {node} is held");
+    };
+    store.of_node(node_id(node), epoch)
+}
+
+async fn join(store: &Store, node: u32) {
+    let token = format!("token {node}");
+    store.node_token_insert(&token, 0, i64::MAX).await.unwrap();
+    let _ = store.node_join(&token, &node_id(node), "a host", 1).await.unwrap();
+}
+
+async fn start(rows: &NodeRows, number: u32) {
+    let new = sandbox(number, 1);
+    let end_us = new.end_us;
+    rows.sandbox_insert_running(new, 5, end_us, "0.6.13").await.unwrap();
+}
+
+pub(crate) async fn a_sandbox_leads_to_the_server_of_its_node(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let own = |server: u32| store.of_node(node_id(server), FIRST_EPOCH);
+    own(1).server_beat("one", Some("https://one:1"), None, 7).await.unwrap();
+    own(2).server_beat("two", None, Some("{}"), 8).await.unwrap();
+    let listed = store.server_list().await.unwrap();
+    let names: Vec<&str> = listed.iter().map(|server| server.name.as_str()).collect();
+    assert_eq!(names, ["one", "two"]);
+    assert_eq!((listed[1].room_json.as_deref(), listed[1].seen_us), (Some("{}"), 8));
+    assert_eq!(listed[0].lease.as_ref().unwrap().owner, uuid(1).parse().unwrap());
+
+    join(&store, 7).await;
+    join(&store, 8).await;
+    let rows = taken(&store, 7, 1).await;
+    for number in [1, 2] {
+        start(&rows, number).await;
+    }
+    let route = async || store.sandbox_route(&sandbox_id(1)).await.unwrap().unwrap();
+    assert_eq!(
+        route().await.server,
+        Some((node_id(1), Some("https://one:1".to_owned())))
+    );
+    assert_eq!(store.sandbox_route(&sandbox_id(9)).await.unwrap(), None);
+    // What is on nodes of the first server counts for the second one alone.
+    let owner = |server: u32| uuid(server).parse().unwrap();
+    assert_eq!(store.use_elsewhere(&owner(1)).await.unwrap(), []);
+    let elsewhere = store.use_elsewhere(&owner(2)).await.unwrap();
+    assert_eq!(elsewhere.len(), 1);
+    assert_eq!((&elsewhere[0].team, elsewhere[0].count), (&team_id(1), 2));
+    assert_eq!((elsewhere[0].cpu_count, elsewhere[0].memory_mb), (4, 2048));
+    let row = store.sandbox_by_id(&sandbox_id(2)).await.unwrap().unwrap();
+    let pausing = rows.sandbox_pausing(&row.id, row.version, Kept::Filesystem, None).await;
+    let pausing = pausing.unwrap().applied().unwrap();
+    let pause = Pause {
+        kept: Kept::Filesystem,
+        kept_bytes: 1_048_577,
+        paused_us: 9,
+        resume_error: None,
+    };
+    let paused = rows.sandbox_paused(&row.id, pausing.version, pause).await.unwrap();
+    assert_eq!(paused.applied().unwrap().state, State::Paused);
+    let elsewhere = store.use_elsewhere(&owner(2)).await.unwrap();
+    let paused: Vec<_> = elsewhere.iter().filter(|part| part.is_paused).collect();
+    assert_eq!(paused.len(), 1);
+    assert_eq!(
+        (paused[0].count, paused[0].kept, paused[0].paused_disk_mb),
+        (1, Some(Kept::Filesystem), 2)
+    );
+
+    // The node goes to the other server, and the first one changes nothing any more.
+    let later = taken(&store, 7, 2).await;
+    assert_eq!(route().await.server, Some((node_id(2), None)));
+    let row = store.sandbox_by_id(&sandbox_id(1)).await.unwrap().unwrap();
+    let late = rows.sandbox_pausing(&row.id, row.version, Kept::Filesystem, None).await;
+    assert!(!matches!(late, Ok(store::Change::Applied(_))), "{late:?}");
+    assert!(
+        !store
+            .node_lease_renew(&node_id(7), &lease_request(7, 1, 200).lease)
+            .await
+            .unwrap()
+    );
+    assert!(
+        later
+            .sandbox_pausing(&row.id, row.version, Kept::Filesystem, None)
+            .await
+            .unwrap()
+            .applied()
+            .is_some()
+    );
+    // Nobody serves a node whose lease was released.
+    assert!(store.node_lease_release(&node_id(7), &owner(2)).await.unwrap());
+    assert_eq!(route().await.server, None);
+    let nodes = store.served_node_list().await.unwrap();
+    assert_eq!(
+        nodes.iter().map(|node| node.id.clone()).collect::<Vec<_>>(),
+        [node_id(7), node_id(8)]
+    );
+    assert!(nodes.iter().all(|node| node.lease.is_none()));
+    assert!(store.joined_node_forget(&node_id(8), 3).await.unwrap());
+    assert_eq!(store.served_node_list().await.unwrap().len(), 1);
+}
+
+pub(crate) async fn a_stopped_server_says_nothing(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let own = store.of_node(node_id(1), FIRST_EPOCH);
+    own.server_beat("one", None, None, 7).await.unwrap();
+    taken(&store, 1, 2).await;
+    let late = own.server_beat("one", Some("https://late:1"), None, 9).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
+    assert_eq!(store.server_list().await.unwrap()[0].address, None);
+}
+
+pub(crate) async fn limits_hold_for_all_that_insert_at_the_same_time(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let most = TeamMost {
+        sandboxes: Some(5),
+        ..TeamMost::default()
+    };
+    let mut inserting = JoinSet::new();
+    for number in 1..=12 {
+        let rows = store.of_node(node_id(1 + number % 2), FIRST_EPOCH);
+        inserting.spawn(async move {
+            let new = sandbox(number, 1);
+            let end_us = new.end_us;
+            let inserted = rows.sandbox_insert_running_within(new, 5, end_us, "0.6.13", most).await;
+            inserted.unwrap().is_ok()
+        });
+    }
+    let inserted = inserting.join_all().await;
+    assert_eq!(inserted.iter().filter(|inserted| **inserted).count(), 5);
+    let refuse = async |most: TeamMost| {
+        let new = sandbox(50, 1);
+        let rows = store.of_node(node_id(1), FIRST_EPOCH);
+        let refused = rows.sandbox_insert_running_within(new, 5, 9, "0.6.13", most).await;
+        refused.unwrap().unwrap_err()
+    };
+    let used = refuse(TeamMost {
+        cpu_count: Some(11),
+        ..TeamMost::default()
+    });
+    let used = used.await;
+    assert_eq!((used.sandboxes, used.cpu_count, used.memory_mb), (5, 10, 5 * 1024));
+    refuse(TeamMost {
+        memory_mb: Some(6 * 1024 - 1),
+        ..TeamMost::default()
+    })
+    .await;
+    // A server that has lost its node is told so, and no limit.
+    let late = store.of_node(node_id(1), FIRST_EPOCH + 1);
+    let lost = late
+        .sandbox_insert_running_within(sandbox(51, 1), 5, 9, "0.6.13", TeamMost::default())
+        .await;
+    assert!(matches!(lost, Err(StoreError::LeaseLost { .. })), "{lost:?}");
+}

@@ -49,6 +49,8 @@ pub use access::{Access, TRAFFIC_TOKEN_HEADER};
 use answer::Answer;
 use client::ClientConnection;
 use connector::{Connector, Inside};
+pub use dial::Dial;
+use dial::OfNode;
 use failure::{Failure, closed, unanswered};
 use flow::Flow;
 use headers::Framing;
@@ -77,8 +79,14 @@ impl Ingress {
     /// cancelled.
     #[must_use]
     pub fn new(node: Arc<dyn NodeApi>, tasks: TaskTracker, stop: CancellationToken) -> Self {
+        Self::through(Arc::new(OfNode(node)), tasks, stop)
+    }
+
+    /// As [`Self::new`], with something else that connects.
+    #[must_use]
+    pub fn through(dial: Arc<dyn Dial>, tasks: TaskTracker, stop: CancellationToken) -> Self {
         Self {
-            connector: Connector::new(node, tasks, stop),
+            connector: Connector::new(dial, tasks, stop),
         }
     }
 
@@ -121,15 +129,24 @@ impl Ingress {
     #[must_use]
     pub fn body(&self, version: Version, headers: &HeaderMap, incoming: Incoming) -> ClientBody {
         let waits = version < Version::HTTP_2 && headers.contains_key(header::EXPECT);
-        let discards = Discards {
-            runtime: Handle::current(),
-            tasks: self.connector.tasks.clone(),
-            stop: self.connector.stop.clone(),
-        };
         // A gRPC server that fails a call sends the status as the head of a response without a body, and its clients
         // expect the end of the stream in the same frame.
         let takes_early_end = grpc::is_call(version, headers);
-        ClientBody::new(incoming, waits, takes_early_end, discards)
+        ClientBody::new(incoming, waits, takes_early_end, self.discards())
+    }
+
+    /// The body of a request that was read as a whole.
+    #[must_use]
+    pub fn body_of(&self, bytes: Bytes) -> ClientBody {
+        ClientBody::of_bytes(bytes, self.discards())
+    }
+
+    fn discards(&self) -> Discards {
+        Discards {
+            runtime: Handle::current(),
+            tasks: self.connector.tasks.clone(),
+            stop: self.connector.stop.clone(),
+        }
     }
 
     /// The response for an [`Answer`] of the proxy.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use protocol::node::{DialError, NodeApi};
+use protocol::node::DialError;
 use tokio::time::timeout;
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::answer::Answer;
 use super::connection_limit::{ConnectionLimiter, ConnectionPermit, LimitReached};
-use super::dial;
+use super::dial::{self, Dial};
 use super::failure::{closed, instead};
 use super::flow::{self, Link};
 use super::guest::{GuestStream, Head};
@@ -41,7 +41,7 @@ pub(super) struct Inside {
 /// Opens connections into sandboxes.
 #[derive(Clone)]
 pub(super) struct Connector {
-    pub(super) node: Arc<dyn NodeApi>,
+    pub(super) node: Arc<dyn Dial>,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
     connections: ConnectionLimiter,
@@ -50,7 +50,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    pub(super) fn new(node: Arc<dyn NodeApi>, tasks: TaskTracker, stop: CancellationToken) -> Self {
+    pub(super) fn new(node: Arc<dyn Dial>, tasks: TaskTracker, stop: CancellationToken) -> Self {
         let pool = Pool::new(tasks.clone(), stop.clone());
         Self {
             node,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use model::id::SandboxId;
 use protocol::agent;
-use protocol::node::{DialError, NodeApi, SandboxStream};
+use protocol::node::{DialError, NodeApi, NodeFuture, SandboxStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
@@ -25,9 +25,29 @@ const LIFE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The smallest request that the agent answers without credentials.
 const HEALTH_REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
+/// What connects to ports of sandboxes: their node, or what reaches the server that has it.
+pub trait Dial: Send + Sync {
+    /// Connects to a port of a sandbox.
+    fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>>;
+
+    /// Whether streams end only if what is in the sandbox has ended them, and are cut if the sandbox has ended.
+    fn has_certain_ends(&self) -> bool {
+        false
+    }
+}
+
+/// A node.
+pub(super) struct OfNode(pub(super) Arc<dyn NodeApi>);
+
+impl Dial for OfNode {
+    fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
+        self.0.dial(id, port)
+    }
+}
+
 /// Connects to the target, retrying while the port is closed and the sandbox is running.
 pub(super) async fn dial(
-    node: &dyn NodeApi,
+    node: &dyn Dial,
     target: &Target,
     ending: &CancellationToken,
 ) -> Result<SandboxStream, DialError> {
@@ -63,8 +83,11 @@ pub(super) type AliveCheck = Pin<Box<dyn Future<Output = bool> + Send>>;
 /// an agent that answers a request after a stream has ended was running when it ended. That its port is open proves
 /// nothing: an exiting thread still holds the port until it has released its memory, which can take longer than the end
 /// of a small server beside it.
-pub(super) fn alive_check(node: Arc<dyn NodeApi>, id: SandboxId, ending: CancellationToken) -> AliveCheck {
+pub(super) fn alive_check(node: Arc<dyn Dial>, id: SandboxId, ending: CancellationToken) -> AliveCheck {
     Box::pin(async move {
+        if node.has_certain_ends() {
+            return !ending.is_cancelled();
+        }
         tokio::select! {
             biased;
             () = ending.cancelled() => false,
@@ -74,7 +97,7 @@ pub(super) fn alive_check(node: Arc<dyn NodeApi>, id: SandboxId, ending: Cancell
 }
 
 /// Whether the agent sends at least one byte in response to a health request; an agent that exits closes the connection.
-async fn agent_answers(node: &dyn NodeApi, id: &SandboxId) -> bool {
+async fn agent_answers(node: &dyn Dial, id: &SandboxId) -> bool {
     let Ok(mut agent) = node.dial(id, agent::PORT).await else {
         return false;
     };

@@ -43,6 +43,8 @@ pub(super) struct Discards {
 pub struct ClientBody {
     /// The body that hyper received, which is taken when this is dropped.
     incoming: Option<Incoming>,
+    /// The whole body, if it was read before; none once it was taken.
+    read: Option<Bytes>,
     /// Whether the client waits for `100 Continue`, which was not sent: then there is nothing to discard.
     waits: bool,
     /// Whether the client takes a response that ends before its request for complete.
@@ -62,8 +64,20 @@ impl ClientBody {
     pub(super) fn new(incoming: Incoming, waits: bool, takes_early_end: bool, discards: Discards) -> Self {
         Self {
             incoming: Some(incoming),
+            read: None,
             waits,
             takes_early_end,
+            progress: None,
+            discards,
+        }
+    }
+
+    pub(super) fn of_bytes(bytes: Bytes, discards: Discards) -> Self {
+        Self {
+            incoming: None,
+            read: (!bytes.is_empty()).then_some(bytes),
+            waits: false,
+            takes_early_end: false,
             progress: None,
             discards,
         }
@@ -171,6 +185,9 @@ impl Body for ClientBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         // Polling the body makes the server send `100 Continue`.
         self.waits = false;
+        if let Some(bytes) = self.read.take() {
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
         match &mut self.incoming {
             Some(incoming) => {
                 let frame = ready!(Pin::new(incoming).poll_frame(cx));
@@ -188,10 +205,13 @@ impl Body for ClientBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        self.read.is_none() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
+        if let Some(bytes) = &self.read {
+            return SizeHint::with_exact(bytes.len() as u64);
+        }
         self.incoming.as_ref().map_or_else(SizeHint::default, Body::size_hint)
     }
 }

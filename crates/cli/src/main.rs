@@ -38,6 +38,7 @@ mod runtimes;
 mod sandboxes;
 mod secret;
 mod serve;
+mod server_order;
 mod signals;
 mod stdio;
 mod template;

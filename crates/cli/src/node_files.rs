@@ -1,23 +1,31 @@
-//! Files of the link in a data directory: the authority of a server, the credentials of a node. They also tell what a
+//! Files of the link in a data directory: the mark of a server, the credentials of a node. They also tell what a
 //! directory is for, because a platform, a server and a node must not take each other's.
 //!
-//! Private keys have the mode 0600, in a directory that only its owner can enter, as the master key has.
+//! Private keys have the mode 0600, in a directory that only its owner can enter, as the master key has. The authority of nodes
+//! is in the database, encrypted under the master key, so that all servers on the database have the same; servers of earlier
+//! versions have left it in a file.
 
 use anyhow::{Context, Result, bail};
 use link::{Address, Authority, Credentials};
 use model::id::NodeId;
-use secrecy::zeroize::Zeroizing;
+use secrecy::zeroize::{Zeroize as _, Zeroizing};
 use serde::{Deserialize, Serialize};
+use store::Store;
 
 use crate::data_dir::DataDir;
+use crate::master_key::MasterKey;
 use crate::node_identity;
 
 /// The directory of a server's files, below its data directory.
 pub(crate) const SERVER: &str = "nodes";
-/// The certificate of the authority of nodes.
+/// The certificate of the authority of nodes, where an earlier version has made it.
 const AUTHORITY: &str = "nodes/ca.pem";
-/// The private key of the authority of nodes: who has it can make nodes.
+/// The private key of that: who has it can make nodes.
 const AUTHORITY_KEY: &str = "nodes/ca.key";
+/// Under this name the database has the authority of nodes.
+const STORED_AUTHORITY: &str = "authority-of-nodes";
+/// The owner of the authority, as a sealed secret.
+const AUTHORITY_OWNER: &str = "platform/authority-of-nodes";
 /// The credentials of a node, and the server that it has joined. One file, so that they always belong together.
 const NODE: &str = "link.json";
 
@@ -35,15 +43,19 @@ pub(crate) enum Role {
 /// What a node has from joining.
 #[derive(Debug, Clone)]
 pub(crate) struct Joined {
-    /// The server.
-    pub(crate) server: Address,
+    /// The servers, of which it is connected to one at a time.
+    pub(crate) servers: Vec<Address>,
     /// Key and certificates.
     pub(crate) credentials: Credentials,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
+    /// The first server, for versions that know one.
     server: String,
+    /// The others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    other_servers: Vec<String>,
     node: String,
     authority: String,
     certificate: String,
@@ -73,34 +85,81 @@ pub(crate) fn require(dir: &DataDir, role: Role) -> Result<()> {
     }
 }
 
-/// The authority of a server, made at its first start.
+/// Marks a data directory as that of a server.
 ///
 /// # Errors
-/// When its files cannot be read or written, or have something else.
-pub(crate) fn authority(dir: &DataDir) -> Result<Authority> {
-    dir.make_directory(SERVER)?;
-    let key = match dir.read_text(AUTHORITY_KEY)? {
-        Some(key) => key,
-        None if dir.path().join(AUTHORITY).exists() => bail!(
-            "{} is missing: restore it, or remove {} as well, and make all nodes join again",
+/// When it cannot be written.
+pub(crate) fn mark_server(dir: &DataDir) -> Result<()> {
+    dir.make_directory(SERVER)
+}
+
+/// The authority as it is stored.
+#[derive(Serialize, Deserialize)]
+struct StoredAuthority {
+    key: String,
+    certificate: String,
+}
+
+impl StoredAuthority {
+    fn make() -> Result<Self> {
+        let key = Authority::make_key()?;
+        let certificate = Authority::make_certificate(&key)?;
+        Ok(Self {
+            key: key.as_str().to_owned(),
+            certificate,
+        })
+    }
+
+    /// The one that an earlier version has made.
+    fn of_files(dir: &DataDir) -> Result<Option<Self>> {
+        let Some(key) = dir.read_text(AUTHORITY_KEY)? else {
+            return Ok(None);
+        };
+        let certificate = match dir.read_text(AUTHORITY)? {
+            Some(certificate) => certificate.as_str().to_owned(),
+            None => Authority::make_certificate(&key)?,
+        };
+        Ok(Some(Self {
+            key: key.as_str().to_owned(),
+            certificate,
+        }))
+    }
+}
+
+impl Drop for StoredAuthority {
+    fn drop(&mut self) {
+        self.key.zeroize();
+    }
+}
+
+/// The authority of nodes of all servers on a database, made when the first one starts.
+///
+/// # Errors
+/// When the database fails, was sealed with another master key, or has another authority than that which an earlier version
+/// has made here.
+pub(crate) async fn authority(dir: &DataDir, store: &Store, master: &MasterKey) -> Result<Authority> {
+    let own = StoredAuthority::of_files(dir)?;
+    let had_own = own.is_some();
+    let own = match own {
+        Some(own) => own,
+        None => StoredAuthority::make()?,
+    };
+    let text = Zeroizing::new(serde_json::to_string(&own).expect("texts are JSON"));
+    let sealed = master.seal(AUTHORITY_OWNER, &text)?;
+    let stored = store.platform_secret(STORED_AUTHORITY, &sealed).await?;
+    let stored = Zeroizing::new(master.open(AUTHORITY_OWNER, &stored)?);
+    // Without the parser's reason, which could quote what it read.
+    let stored: StoredAuthority = serde_json::from_str(&stored)
+        .map_err(|_| anyhow::anyhow!("the authority of nodes in the database is corrupt"))?;
+    if had_own && stored.key.trim() != own.key.trim() {
+        bail!(
+            "the database has another authority of nodes than {}: another server uses the database. To work as one service with \
+             it, remove {} and make the nodes of this server join again",
             dir.path().join(AUTHORITY_KEY).display(),
-            dir.path().join(AUTHORITY).display()
-        ),
-        None => {
-            let key = Authority::make_key()?;
-            dir.write_private(AUTHORITY_KEY, key.as_bytes())?;
-            key
-        }
-    };
-    let certificate = match dir.read_text(AUTHORITY)? {
-        Some(certificate) => certificate,
-        None => {
-            let made = Authority::make_certificate(&key)?;
-            dir.write(AUTHORITY, 0o644, made.as_bytes())?;
-            Zeroizing::new(made)
-        }
-    };
-    Ok(Authority::load(&key, &certificate)?)
+            dir.path().join(AUTHORITY_KEY).display()
+        );
+    }
+    Ok(Authority::load(&stored.key, &stored.certificate)?)
 }
 
 /// What a node has from joining; none if it has not joined.
@@ -114,8 +173,9 @@ pub(crate) fn joined(dir: &DataDir) -> Result<Option<Joined>> {
     // Without the parser's reason, which could quote what it read.
     let stored: Option<Stored> = serde_json::from_str(&text).ok();
     let joined = stored.and_then(|stored| {
+        let servers = std::iter::once(&stored.server).chain(&stored.other_servers);
         Some(Joined {
-            server: stored.server.parse().ok()?,
+            servers: servers.map(|server| server.parse().ok()).collect::<Option<_>>()?,
             credentials: Credentials {
                 key: Zeroizing::new(stored.key),
                 certificate: stored.certificate,
@@ -143,8 +203,10 @@ pub(crate) fn keep(dir: &DataDir, joined: &Joined) -> Result<NodeId> {
         authority,
     } = &joined.credentials;
     let node = joined.credentials.node()?;
+    let mut servers = joined.servers.iter().map(Address::to_string);
     let stored = Stored {
-        server: joined.server.to_string(),
+        server: servers.next().context("a node has a server")?,
+        other_servers: servers.collect(),
         node: node.as_str().to_owned(),
         authority: authority.clone(),
         certificate: certificate.clone(),
@@ -159,25 +221,75 @@ pub(crate) fn keep(dir: &DataDir, joined: &Joined) -> Result<NodeId> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
+    use crate::master_key::KeySource;
+
+    fn data_dir(temp: &tempfile::TempDir, name: &str) -> DataDir {
+        DataDir::prepare(&temp.path().join(name)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn servers_on_a_database_have_one_authority() {
+        let temp = tempfile::tempdir().unwrap();
+        let (first, second) = (data_dir(&temp, "first"), data_dir(&temp, "second"));
+        let store = Store::open(&format!("sqlite:{}", temp.path().join("db").display()))
+            .await
+            .unwrap();
+        let _lock = first.lock().unwrap();
+        let master = MasterKey::load_or_make(&first, &KeySource::DataDir).unwrap();
+        let made = authority(&first, &store, &master).await.unwrap().certificate_pem();
+        for dir in [&first, &second] {
+            let again = authority(dir, &store, &master).await.unwrap();
+            assert_eq!(again.certificate_pem(), made);
+        }
+        // It is of no use without the master key.
+        let sealed = store.platform_secret(STORED_AUTHORITY, "").await.unwrap();
+        assert!(
+            !sealed.contains("PRIVATE") && !sealed.contains("CERTIFICATE"),
+            "{sealed}"
+        );
+        let _second = second.lock().unwrap();
+        let other = MasterKey::load_or_make(&second, &KeySource::DataDir).unwrap();
+        authority(&second, &store, &other).await.unwrap_err();
+        store.close().await;
+    }
+
+    #[tokio::test]
+    async fn an_authority_of_an_earlier_version_stays() {
+        let temp = tempfile::tempdir().unwrap();
+        let (old, fresh) = (data_dir(&temp, "old"), data_dir(&temp, "fresh"));
+        let key = Authority::make_key().unwrap();
+        let certificate = Authority::make_certificate(&key).unwrap();
+        for dir in [&old, &fresh] {
+            mark_server(dir).unwrap();
+        }
+        old.write_private(AUTHORITY_KEY, key.as_bytes()).unwrap();
+        old.write(AUTHORITY, 0o644, certificate.as_bytes()).unwrap();
+        let _lock = old.lock().unwrap();
+        let master = MasterKey::load_or_make(&old, &KeySource::DataDir).unwrap();
+        let open = |name: &str| format!("sqlite:{}", temp.path().join(name).display());
+        let store = Store::open(&open("db")).await.unwrap();
+        let kept = Authority::load(&key, &certificate).unwrap().certificate_pem();
+        assert_eq!(authority(&old, &store, &master).await.unwrap().certificate_pem(), kept);
+        assert_eq!(
+            authority(&fresh, &store, &master).await.unwrap().certificate_pem(),
+            kept
+        );
+        store.close().await;
+        // Its nodes trust no other one.
+        let store = Store::open(&open("another")).await.unwrap();
+        authority(&fresh, &store, &master).await.unwrap();
+        let error = authority(&old, &store, &master).await.unwrap_err().to_string();
+        assert!(error.contains("join again"), "{error}");
+        store.close().await;
+    }
 
     #[test]
-    fn the_authority_of_a_server_is_kept_in_private() {
-        let temp = tempfile::tempdir().unwrap();
-        let dir = DataDir::prepare(&temp.path().join("data")).unwrap();
-        let first = authority(&dir).unwrap().certificate_pem();
-        assert_eq!(authority(&dir).unwrap().certificate_pem(), first);
-        let key = dir.path().join(AUTHORITY_KEY);
-        assert_eq!(fs::metadata(&key).unwrap().mode() & 0o777, 0o600);
-        // The certificate follows from the key.
-        fs::remove_file(dir.path().join(AUTHORITY)).unwrap();
-        authority(&dir).unwrap();
-        // Nodes trust the certificate, so a lost key is not replaced behind their back.
-        fs::remove_file(&key).unwrap();
-        assert!(authority(&dir).unwrap_err().to_string().contains("ca.key"));
+    fn a_node_of_one_server_is_read_by_both_versions() {
+        let text = r#"{"server": "https://a:1", "node": "x", "authority": "", "certificate": "", "key": ""}"#;
+        let stored: Stored = serde_json::from_str(text).unwrap();
+        assert!(stored.other_servers.is_empty());
+        assert!(!serde_json::to_string(&stored).unwrap().contains("other"));
     }
 
     #[test]
@@ -185,7 +297,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let dir = |name: &str| DataDir::prepare(&temp.path().join(name)).unwrap();
         let (fresh, server, node, platform) = (dir("fresh"), dir("server"), dir("node"), dir("platform"));
-        authority(&server).unwrap();
+        mark_server(&server).unwrap();
         node.write_private(NODE, b"{}").unwrap();
         platform.write_private(node_identity::FILE, b"{}").unwrap();
         for (dir, fits) in [

@@ -1,7 +1,8 @@
 //! `ringfence node`: the sandboxes of this host, for a server on this machine or on another.
 //!
-//! The node connects to its server and is called over that connection. It has no database, no keys of teams, and listens on no
-//! port. While the server is away, sandboxes go on. A server that has not taken this node over yet does so as after a
+//! The node connects to its server and is called over that connection. With several servers on one database it is connected to
+//! one of them at a time, closes that connection before it opens another one, and goes to the next server when one does not
+//! answer. It has no database, no keys of teams, and listens on no port. While the server is away, sandboxes go on. A server that has not taken this node over yet does so as after a
 //! restart of the platform: the node lets go of its sandboxes, which keep running, and adopts those that the server wants.
 
 use std::process::ExitCode;
@@ -9,9 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use link::{Capabilities, Hello, LinkError};
+use link::{Address, Capabilities, Hello, LinkError, Welcome};
 use node::Node;
+use tokio::net::TcpStream;
 use tokio::runtime::Handle;
+use tokio_rustls::client::TlsStream;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
@@ -19,15 +22,15 @@ use crate::data_dir::DataDir;
 use crate::node_files::{self, Joined};
 use crate::parts::egress_of;
 use crate::runtimes::{self, BLOCKING_BOUND};
+use crate::secret::random;
+use crate::server_order::{Ended, ServerOrder};
 use crate::signals::Signals;
 use crate::{doctor, harden, node_identity, output, version};
 
 /// How long what the server has called for may go on before the node lets go of its sandboxes.
 const CALLS_BOUND: Duration = Duration::from_secs(60);
-/// Shortest and longest pause before another attempt to connect.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Pause after a refusal that lasts until an operator does something.
-const REFUSED: Duration = Duration::from_secs(15);
+/// How long a server may take to answer where there are others.
+const CONNECT_BOUND: Duration = Duration::from_secs(4);
 /// How often a node that stays connected looks whether its certificate ends soon.
 const RENEWAL_CHECK: Duration = Duration::from_secs(6 * 60 * 60);
 
@@ -63,10 +66,16 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
         tracing::warn!("sandboxes run without limits of cpu, memory and processes: any of them can use up this host");
     }
     let id = joined.credentials.node()?;
+    let addresses = match settings.nodes_servers.as_slice() {
+        [] => joined.servers.clone(),
+        configured => configured.to_vec(),
+    };
+    let shown: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     output::text(&format!(
         "ringfence node {id} is started, for the server at {}\n",
-        joined.server
+        shown.join(" or ")
     ))?;
+    let servers = ServerOrder::new(addresses, &random::<16>()?);
     let hello = Hello {
         capabilities: Capabilities {
             writes_processes: node.writes_processes(),
@@ -79,6 +88,7 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
         dir,
         hello,
         joined,
+        servers,
         traffic,
         node: Some(node),
         calls: TaskTracker::new(),
@@ -110,6 +120,8 @@ struct Serving<'a> {
     settings: &'a Config,
     dir: &'a DataDir,
     joined: Joined,
+    /// The servers that it connects to.
+    servers: ServerOrder,
     hello: Hello,
     traffic: Handle,
     /// None only while it is started again.
@@ -121,42 +133,65 @@ struct Serving<'a> {
 impl Serving<'_> {
     /// Connects again and again. Returns only if the node cannot be started again.
     async fn connections(&mut self) -> Result<()> {
-        let mut pause = RETRY.0;
+        let mut is_told = false;
         loop {
             self.renew().await;
-            match link::connect(&self.joined.server, &self.joined.credentials, &self.hello).await {
+            let server = self.servers.current().clone();
+            let ended = match self.connect(&server).await {
                 Ok((welcome, connection)) => {
-                    pause = RETRY.0;
+                    is_told = false;
                     if self.hello.session.as_ref() != Some(&welcome.session) {
                         if self.hello.session.is_some() {
                             self.let_go().await?;
                         }
                         self.hello.session = Some(welcome.session);
                     }
-                    tracing::info!(server = %self.joined.server, version = welcome.version, "connected to the server");
+                    tracing::info!(%server, version = welcome.version, "connected to the server");
                     let node = self.node.clone().context("the node was not started again")?;
                     let error = tokio::select! {
                         error = link::serve(node, connection, &self.calls) => error,
                         // The server is told by the end of the connection, and the next one has the new certificate.
                         () = until_due(&self.joined) => std::io::Error::other("the certificate is renewed"),
                     };
-                    tracing::warn!("the connection to the server has ended, connecting again: {error}");
-                }
-                Err(error) if error.is_lasting() => {
-                    let error = anyhow::Error::from(error);
-                    tracing::error!("sandboxes go on without a server, trying again in {REFUSED:?}: {error:#}");
-                    pause = REFUSED;
-                }
-                Err(error) => {
-                    if pause == RETRY.0 {
-                        let error = anyhow::Error::from(error);
-                        tracing::warn!("sandboxes go on without a server, trying again: {error:#}");
+                    tracing::warn!(%server, "the connection to the server has ended, connecting again: {error}");
+                    match error.kind() {
+                        std::io::ErrorKind::TimedOut => Ended::Silent,
+                        _ => Ended::Lost,
                     }
                 }
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).clamp(RETRY.0, RETRY.1);
+                Err(error) => {
+                    let ended = match &error {
+                        error if error.is_lasting() => Ended::Refused,
+                        LinkError::Refused(_) => Ended::NotReady,
+                        LinkError::Connect { .. } | LinkError::Trust(_) => Ended::Unreached,
+                    };
+                    let error = anyhow::Error::from(error);
+                    if ended == Ended::Refused {
+                        tracing::error!("sandboxes go on without a server, trying again later: {error:#}");
+                    } else if !is_told {
+                        is_told = true;
+                        tracing::warn!("sandboxes go on without a server, trying again: {error:#}");
+                    }
+                    ended
+                }
+            };
+            tokio::time::sleep(self.servers.ended(ended)).await;
         }
+    }
+
+    /// Connects to a server. The connection before is closed by now.
+    async fn connect(&self, server: &Address) -> Result<(Welcome, TlsStream<TcpStream>), LinkError> {
+        let connecting = link::connect(server, &self.joined.credentials, &self.hello);
+        if self.servers.count() == 1 {
+            return connecting.await;
+        }
+        let connected = tokio::time::timeout(CONNECT_BOUND, connecting).await;
+        connected.unwrap_or_else(|elapsed| {
+            Err(LinkError::Connect {
+                address: server.clone(),
+                error: elapsed.into(),
+            })
+        })
     }
 
     /// Renews the certificate if it ends soon. One that cannot be renewed now is used for as long as it lasts.
@@ -165,7 +200,7 @@ impl Serving<'_> {
             return;
         }
         let renewed: Result<(), LinkError> = async {
-            self.joined.credentials = link::renew(&self.joined.server, &self.joined.credentials).await?;
+            self.joined.credentials = link::renew(self.servers.current(), &self.joined.credentials).await?;
             Ok(())
         }
         .await;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use http::Method;
-use link::{Address, Token};
+use link::{Address, LinkError, Token};
 use secrecy::zeroize::Zeroizing;
 use server::operator::{OperatorNode, OperatorToken};
 
@@ -28,8 +28,8 @@ const TOKEN_MAX: u64 = 4096;
 pub(crate) fn run(settings: &Config, command: &NodeCommand) -> Result<ExitCode> {
     let runtime = one_thread::runtime()?;
     runtime.block_on(async {
-        if let NodeCommand::Join { server, token } = command {
-            return join(settings, server, token.as_deref()).await;
+        if let NodeCommand::Join { servers, token } = command {
+            return join(settings, servers, token.as_deref()).await;
         }
         let dir = DataDir::existing(&settings.data_dir)?;
         if !dir.path().join(node_files::SERVER).exists() {
@@ -127,9 +127,10 @@ fn check_id(id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes this host the node of a server.
-async fn join(settings: &Config, server: &str, token: Option<&str>) -> Result<()> {
-    let server: Address = server.parse().map_err(anyhow::Error::msg)?;
+/// Makes this host the node of servers. Any of them can use up the token.
+async fn join(settings: &Config, servers: &[String], token: Option<&str>) -> Result<()> {
+    let servers = servers.iter().map(|server| server.parse().map_err(anyhow::Error::msg));
+    let servers: Vec<Address> = servers.collect::<Result<_>>()?;
     let token = match token {
         Some(token) if token != "-" => Zeroizing::new(token.to_owned()),
         _ => {
@@ -144,8 +145,28 @@ async fn join(settings: &Config, server: &str, token: Option<&str>) -> Result<()
     let dir = DataDir::prepare(&settings.data_dir)?;
     node_files::require(&dir, Role::Node)?;
     let _lock = dir.lock()?;
-    let credentials = link::join(&server, &token, &node_identity::host_name()).await?;
-    let id = node_files::keep(&dir, &Joined { server, credentials })?;
+    let name = node_identity::host_name();
+    let mut failed = None;
+    let mut joined = None;
+    for server in &servers {
+        match link::join(server, &token, &name).await {
+            Ok(credentials) => {
+                joined = Some(credentials);
+                break;
+            }
+            // A server that was reached has the answer of all.
+            Err(error @ LinkError::Connect { .. }) => {
+                failed.get_or_insert(error);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let credentials = match (joined, failed) {
+        (Some(credentials), _) => credentials,
+        (None, Some(error)) => return Err(error.into()),
+        (None, None) => bail!("no server is named"),
+    };
+    let id = node_files::keep(&dir, &Joined { servers, credentials })?;
     output::line(&format!(
         "joined as node {id}; start it with: ringfence node --data-dir '{}'",
         dir.path().display()

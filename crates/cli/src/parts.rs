@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use blobs::{BlobError, Blobs, Claim};
+use link::Authority;
 use proxy::egress::EgressSettings;
 use runtime::settings::CriuChoice;
 use rustix::process::Resource;
@@ -32,7 +33,7 @@ use crate::data_dir::DataDir;
 use crate::database::open_store;
 use crate::master_key::{self, MasterKey};
 use crate::secret::random;
-use crate::{accounts, templates, tls};
+use crate::{accounts, node_files, templates, tls};
 
 /// A listener, and the address that it has.
 pub(crate) type Bound = (TcpListener, SocketAddr);
@@ -124,6 +125,14 @@ impl Parts {
             registry_authorities,
             blobs,
         })
+    }
+
+    /// The authority of nodes, which all servers on the database have.
+    ///
+    /// # Errors
+    /// When the database fails, or has one that this server cannot use.
+    pub(crate) async fn authority(&self, dir: &DataDir) -> Result<Authority> {
+        node_files::authority(dir, &self.store, &self.master).await
     }
 
     /// Whether HTTPS is served.

@@ -14,6 +14,7 @@ use server::members::NodeMembers;
 use server::operator::OperatorSocket;
 use server::server::Server;
 use server::sessions::NodeSessions;
+use server::settings::ServersSettings;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -39,7 +40,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     let dir = DataDir::prepare(&settings.data_dir)?;
     node_files::require(&dir, node_files::Role::Server)?;
     let lock = dir.lock()?;
-    let authority = Arc::new(node_files::authority(&dir)?);
+    node_files::mark_server(&dir)?;
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     if settings.pause.at_shutdown {
         tracing::warn!("pause.at_shutdown does nothing here: when this server stops, sandboxes go on on their nodes");
@@ -53,16 +54,25 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
         let mut signals = Signals::listen()?;
         let stop = CancellationToken::new();
         let parts = Parts::prepare(settings, &dir, &stop).await?;
+        let authority = Arc::new(parts.authority(&dir).await?);
         let (nodes, nodes_bound) = bind(settings.nodes_listen, "--nodes-listen").await?;
         let hub = Arc::new(Hub::default());
         let clock = Clock::system();
         let members = NodeMembers::new(parts.store.clone(), clock, Arc::clone(&authority), Arc::clone(&hub));
         let members = Arc::new(members);
+        let servers = ServersSettings {
+            name: identity.name.clone(),
+            address: settings.nodes_address.clone(),
+            can_share: parts.store.can_be_shared(),
+            authority: Arc::clone(&authority),
+            now: now_of_certificates,
+        };
         let port = Port {
+            id: identity.id.clone(),
             authority,
             members: members.clone(),
             hub,
-            now: || SystemTime::from(crate::clock::now()),
+            now: now_of_certificates,
             version: version::text().to_owned(),
         };
         let mut tasks = JoinSet::new();
@@ -77,6 +87,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
             dir: &dir,
             identity,
             members,
+            servers,
             connections: connections.handles(),
         };
         let code = serving.serve(parts, stop.clone(), &mut signals).await;
@@ -95,7 +106,12 @@ struct Serving<'a> {
     dir: &'a DataDir,
     identity: NodeIdentity,
     members: Arc<NodeMembers>,
+    servers: ServersSettings,
     connections: Vec<Handle>,
+}
+
+fn now_of_certificates() -> SystemTime {
+    SystemTime::from(crate::clock::now())
 }
 
 impl Serving<'_> {
@@ -153,6 +169,7 @@ impl Serving<'_> {
         // Each node says itself whether it can write processes to disk.
         let mut settings = parts.server(self.settings, self.dir, self.connections.clone(), true);
         settings.pause.at_shutdown = false;
+        settings.servers = Some(self.servers.clone());
         let Parts { listener, metrics, .. } = parts;
         let operator = (socket, Arc::clone(&self.members));
         let (server, sessions) = Server::start_without_node(listener.0, operator, lease, settings, stop)

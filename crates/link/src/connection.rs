@@ -16,6 +16,11 @@ pub(crate) const CALLS: usize = 1024;
 pub(crate) const STREAMS: usize = 16 << 10;
 /// How many streams a node accepts: those, and a few that are being closed.
 const STREAMS_ACCEPTED: u32 = 24 << 10;
+/// How many streams a server has open to another one at the same time. Each may hold the window of a stream on either side, so
+/// there are fewer.
+pub(crate) const STREAMS_BETWEEN_SERVERS: usize = 4 << 10;
+/// How many streams a server accepts of another one.
+const STREAMS_ACCEPTED_BETWEEN_SERVERS: u32 = 6 << 10;
 /// Window of a connection, in bytes: the largest that there is.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// How much of a stream waits to be sent, in bytes.
@@ -39,6 +44,14 @@ pub(crate) fn caller() -> h2::client::Builder {
         .max_local_error_reset_streams(None)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false);
+    builder
+}
+
+/// The settings of a server that another one has connected to.
+pub(crate) fn between_servers() -> h2::server::Builder {
+    let mut builder = called();
+    // And a few that are being closed.
+    builder.max_concurrent_streams(STREAMS_ACCEPTED_BETWEEN_SERVERS);
     builder
 }
 

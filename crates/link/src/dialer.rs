@@ -51,10 +51,17 @@ impl LinkError {
 }
 
 /// The address of a server: `https://<host>:<port>`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Address {
     host: String,
     port: u16,
+}
+
+impl Address {
+    /// What a socket is connected to.
+    pub(crate) fn target(&self) -> (&str, u16) {
+        (&self.host, self.port)
+    }
 }
 
 impl FromStr for Address {
@@ -195,7 +202,7 @@ async fn ask(
     request: &Request,
 ) -> Result<(Answer, TlsStream<TcpStream>), LinkError> {
     let asking = async {
-        let socket = TcpStream::connect((address.host.as_str(), address.port)).await?;
+        let socket = TcpStream::connect(address.target()).await?;
         socket.set_nodelay(true)?;
         let mut tls = TlsConnector::from(config).connect(server_name(), socket).await?;
         write_frame(&mut tls, request).await?;

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::hello::{Capabilities, Hello, Refusal};
 use crate::remote::RemoteNode;
+use crate::servers::Answers;
 
 /// Sessions that have begun and that nobody has taken yet; a node beyond these tries again.
 const BEGUN: usize = 64;
@@ -63,6 +64,8 @@ struct State {
     /// Where sessions that begin are announced; none before [`Hub::open`].
     announced: Option<mpsc::Sender<Session>>,
     places: HashMap<NodeId, NodeSession>,
+    /// What serves other servers; none before [`Hub::answer_servers`].
+    answers: Option<Arc<dyn Answers>>,
 }
 
 /// The nodes of a server, and the sessions in which they are used.
@@ -79,6 +82,16 @@ impl Hub {
         sessions
     }
 
+    /// Serves what other servers forward from now on.
+    pub fn answer_servers(&self, answers: Arc<dyn Answers>) {
+        self.state.lock().answers = Some(answers);
+    }
+
+    /// What serves other servers, if that is there.
+    pub(crate) fn answers(&self) -> Option<Arc<dyn Answers>> {
+        self.state.lock().answers.clone()
+    }
+
     /// The connection of a node, if it is connected.
     #[must_use]
     pub fn connected(&self, id: &NodeId) -> Option<Connected> {
@@ -89,6 +102,16 @@ impl Hub {
     #[must_use]
     pub fn has_session(&self, id: &NodeId) -> bool {
         self.state.lock().places.contains_key(id)
+    }
+
+    /// The nodes that have a session, and the name of that.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<(NodeId, String)> {
+        let state = self.state.lock();
+        let sessions = state.places.iter();
+        sessions
+            .map(|(id, place)| (id.clone(), place.session.id.clone()))
+            .collect()
     }
 
     /// Ends the connection and the session of a node, if it has them.

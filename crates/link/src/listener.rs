@@ -1,4 +1,4 @@
-//! The port of a server to which nodes connect.
+//! The port of a server to which nodes connect, and other servers of the same service.
 //!
 //! Nothing is read of a peer before TLS, and one frame of bounded size before it has shown a certificate or a token. Both
 //! have little time, and one address has few connections in that state. Where there are too many, the oldest makes room for
@@ -28,7 +28,8 @@ use tokio_util::task::TaskTracker;
 use crate::frame::{HELLO_MAX, read_frame, write_frame};
 use crate::hello::{Answer, Hello, Refusal, Request, Welcome, level};
 use crate::hub::Hub;
-use crate::trust::{Authority, TrustError, check_request, hash_of, node_of};
+use crate::servers;
+use crate::trust::{Authority, SERVERS_ALPN, TrustError, check_request, hash_of, node_of, server_of};
 
 /// How long a peer may take to show who it is.
 const HELLO_BOUND: Duration = Duration::from_secs(10);
@@ -64,6 +65,8 @@ pub trait Members: fmt::Debug + Send + Sync + 'static {
 /// What the port of nodes needs.
 #[derive(Debug, Clone)]
 pub struct Port {
+    /// Id of the server.
+    pub id: NodeId,
     /// Issues certificates.
     pub authority: Arc<Authority>,
     /// Who may be a node.
@@ -85,7 +88,7 @@ impl Port {
         let connections = TaskTracker::new();
         let pending = Pending::default();
         let mut crowd_told: Option<Instant> = None;
-        let mut config = self.authority.server_config((self.now)())?;
+        let mut config = self.authority.server_config(&self.id, (self.now)())?;
         let mut made = Instant::now();
         loop {
             let accepted = tokio::select! {
@@ -101,7 +104,7 @@ impl Port {
                 }
             };
             if made.elapsed() > CERTIFICATE_AGE {
-                config = self.authority.server_config((self.now)())?;
+                config = self.authority.server_config(&self.id, (self.now)())?;
                 made = Instant::now();
             }
             let peer = peer.ip().to_canonical();
@@ -111,8 +114,9 @@ impl Port {
                 tracing::warn!(%peer, "too many connections to the port of nodes have not shown who they are: the oldest are closed");
             }
             let (port, config, stop) = (self.clone(), Arc::clone(&config), stop.clone());
+            let tasks = connections.clone();
             connections.spawn(async move {
-                if let Err(error) = port.answer(socket, config, peer, place, stop).await {
+                if let Err(error) = port.answer(socket, config, peer, place, (stop, tasks)).await {
                     tracing::debug!(%peer, "a connection to the port of nodes failed: {error}");
                 }
             });
@@ -128,18 +132,24 @@ impl Port {
         config: Arc<ServerConfig>,
         peer: IpAddr,
         place: PendingPermit,
-        stop: CancellationToken,
+        (stop, tasks): (CancellationToken, TaskTracker),
     ) -> io::Result<()> {
         let asked = tokio::time::timeout(HELLO_BOUND, async {
             socket.set_nodelay(true)?;
             let mut tls = TlsAcceptor::from(config).accept(socket).await?;
+            if tls.get_ref().1.alpn_protocol() == Some(SERVERS_ALPN) {
+                return Ok((tls, None));
+            }
             let request: Request = read_frame(&mut tls, HELLO_MAX).await?;
-            io::Result::Ok((tls, request))
+            io::Result::Ok((tls, Some(request)))
         });
         let (mut tls, request) = tokio::select! {
             asked = asked => asked??,
             () = place.replaced.cancelled() => return Ok(()),
             () = stop.cancelled() => return Ok(()),
+        };
+        let Some(request) = request else {
+            return self.carry_of_server(tls, place, peer, (stop, tasks)).await;
         };
         let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let node = certificate.and_then(node_of);
@@ -165,6 +175,34 @@ impl Port {
             tracing::warn!(%peer, "a node was refused: {refusal}");
         }
         close(&mut tls, &answered.unwrap_or_else(Answer::Refused)).await
+    }
+
+    /// Serves what another server forwards, for as long as its connection is there. A node has no such certificate.
+    async fn carry_of_server(
+        &self,
+        tls: TlsStream<TcpStream>,
+        place: PendingPermit,
+        peer: IpAddr,
+        (stop, tasks): (CancellationToken, TaskTracker),
+    ) -> io::Result<()> {
+        let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let Some(server) = certificate.and_then(server_of) else {
+            tracing::warn!(%peer, "a connection of a server was refused: it has shown no certificate of one");
+            return Err(io::ErrorKind::PermissionDenied.into());
+        };
+        let Some(answers) = self.hub.answers() else {
+            // It tries again.
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "this server is starting"));
+        };
+        drop(place);
+        tracing::info!(server.id = %server, %peer, "another server is connected");
+        tokio::select! {
+            error = servers::serve(answers, &server, tls, &tasks) => {
+                tracing::info!(server.id = %server, "the connection of another server has ended: {error}");
+            }
+            () = stop.cancelled() => {}
+        }
+        Ok(())
     }
 
     async fn join(&self, secret: &str, request: &str, name: &str) -> Result<Answer, Refusal> {

@@ -130,6 +130,11 @@ impl LinkStream {
         Self::filled(send, BytesMut::new(), answered(response))
     }
 
+    /// The stream of a request that was answered.
+    pub(crate) fn of_answered(body: RecvStream, send: SendStream<Bytes>) -> Self {
+        Self::filled(send, BytesMut::new(), async move { Ok(body) })
+    }
+
     /// The stream of a request that was accepted, of which `read` is the first that has not been used.
     pub(crate) fn of_response(read: BytesMut, body: RecvStream, send: SendStream<Bytes>) -> Self {
         Self::filled(send, read, async move { Ok(body) })

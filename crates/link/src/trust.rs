@@ -1,8 +1,10 @@
 //! Who is who on a link: the server's certificate authority, the certificates that it issues, and tokens to join.
 //!
-//! The authority issues certificates of two kinds. That of the server has one fixed name, under which nodes look for it at
-//! whatever address, and may only be used by a server; those of nodes carry the id of the node, and may only be used by a
-//! client. So no node can pass for the server of another. A node trusts this one authority and no other.
+//! The authority issues certificates of three kinds. That of a server has one fixed name, under which nodes look for it at
+//! whatever address, and one with its id, under which other servers do; it may only be used by a server. Those of nodes carry
+//! the id of the node, and may only be used by a client. So may that which a server shows to another one, with a name that no
+//! node gets. So no node can pass for the server of another, or for a server at all. A node trusts this one authority and no
+//! other.
 //!
 //! A token has the fingerprint of the authority beside its secret: who joins needs to trust nobody at first sight, and the
 //! secret is sent to none but the server that it came from.
@@ -36,8 +38,12 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 const SERVER_NAME: &str = "server.ringfence.internal";
 /// What follows the id of a node in its certificate.
 const NODE_SUFFIX: &str = ".node.ringfence.internal";
+/// What follows the id of a server in the certificates that are for other servers.
+const SERVER_SUFFIX: &str = ".server.ringfence.internal";
 /// The protocol of a link, named in the TLS handshake.
 pub(crate) const ALPN: &[u8] = b"ringfence-link/1";
+/// The protocol between two servers.
+pub(crate) const SERVERS_ALPN: &[u8] = b"ringfence-servers/1";
 /// What a token begins with.
 const TOKEN_PREFIX: &str = "rfn_";
 
@@ -157,7 +163,7 @@ impl Authority {
         let request = CertificateSigningRequestDer::from(request);
         let request = CertificateSigningRequestParams::from_der(&request).map_err(TrustError::Request)?;
         let params = params_of(
-            &format!("{}{NODE_SUFFIX}", node.as_str()),
+            vec![format!("{}{NODE_SUFFIX}", node.as_str())],
             ExtendedKeyUsagePurpose::ClientAuth,
             now,
             NODE_VALID,
@@ -170,35 +176,72 @@ impl Authority {
         Ok(made.pem())
     }
 
-    /// The settings of the server's side of TLS, with a certificate that is made for them. A peer without a certificate
-    /// is let in, to join.
+    /// The settings of TLS of the server with this id where it is connected to, with a certificate that is made for them. A
+    /// peer without a certificate is let in, to join.
     ///
     /// # Errors
     /// When the certificate cannot be made.
-    pub(crate) fn server_config(&self, now: SystemTime) -> Result<Arc<ServerConfig>, TrustError> {
-        let key = KeyPair::generate().map_err(TrustError::Make)?;
-        let params = params_of(SERVER_NAME, ExtendedKeyUsagePurpose::ServerAuth, now, SERVER_VALID)?;
-        let authority = authority_params();
-        let issuer = Issuer::from_params(&authority, &self.key);
-        let made = params.signed_by(&key, &issuer).map_err(TrustError::Make)?;
+    pub(crate) fn server_config(&self, server: &NodeId, now: SystemTime) -> Result<Arc<ServerConfig>, TrustError> {
+        let names = vec![SERVER_NAME.to_owned(), name_of_server(server)];
+        let (chain, key) = self.own_certificate(names, ExtendedKeyUsagePurpose::ServerAuth, now)?;
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone())?;
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
             .allow_unauthenticated()
             .build()
             .map_err(|error| TrustError::Certificate(error.to_string()))?;
-        let chain = vec![made.der().clone(), self.certificate.clone()];
-        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)?;
-        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.alpn_protocols = vec![ALPN.to_vec(), SERVERS_ALPN.to_vec()];
         // A session that is resumed would not show the certificate again, which may have been forgotten meanwhile.
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
+
+    /// The settings of TLS of the server with this id where it connects to another one, with a certificate that is made for them.
+    ///
+    /// # Errors
+    /// When the certificate cannot be made.
+    pub(crate) fn between_servers(&self, server: &NodeId, now: SystemTime) -> Result<Arc<ClientConfig>, TrustError> {
+        let names = vec![name_of_server(server)];
+        let (chain, key) = self.own_certificate(names, ExtendedKeyUsagePurpose::ClientAuth, now)?;
+        let mut roots = RootCertStore::empty();
+        roots.add(self.certificate.clone())?;
+        let mut config = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)?;
+        config.alpn_protocols = vec![SERVERS_ALPN.to_vec()];
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+
+    /// A certificate for a key that only this process has.
+    fn own_certificate(
+        &self,
+        names: Vec<String>,
+        usage: ExtendedKeyUsagePurpose,
+        now: SystemTime,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TrustError> {
+        let key = KeyPair::generate().map_err(TrustError::Make)?;
+        let authority = authority_params();
+        let issuer = Issuer::from_params(&authority, &self.key);
+        let made = params_of(names, usage, now, SERVER_VALID)?
+            .signed_by(&key, &issuer)
+            .map_err(TrustError::Make)?;
+        let chain = vec![made.der().clone(), self.certificate.clone()];
+        Ok((
+            chain,
+            PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der())),
+        ))
+    }
+}
+
+fn name_of_server(server: &NodeId) -> String {
+    format!("{}{SERVER_SUFFIX}", server.as_str())
 }
 
 /// Checks that a certificate can be issued for a request.
@@ -223,12 +266,12 @@ fn authority_params() -> CertificateParams {
 }
 
 fn params_of(
-    name: &str,
+    names: Vec<String>,
     usage: ExtendedKeyUsagePurpose,
     now: SystemTime,
     valid: Duration,
 ) -> Result<CertificateParams, TrustError> {
-    let mut params = CertificateParams::new(vec![name.to_owned()]).map_err(TrustError::Make)?;
+    let mut params = CertificateParams::new(names).map_err(TrustError::Make)?;
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, "Ringfence");
     params.is_ca = IsCa::ExplicitNoCa;
@@ -261,10 +304,19 @@ fn pem_of(certificate: &CertificateDer<'_>) -> String {
 
 /// The id of the node in a certificate that the authority has issued; none if it is not that of a node.
 pub(crate) fn node_of(certificate: &CertificateDer<'_>) -> Option<NodeId> {
+    id_before(certificate, NODE_SUFFIX)
+}
+
+/// The id of the server in a certificate that the authority has issued; none if it is not that of a server.
+pub(crate) fn server_of(certificate: &CertificateDer<'_>) -> Option<NodeId> {
+    id_before(certificate, SERVER_SUFFIX)
+}
+
+fn id_before(certificate: &CertificateDer<'_>, suffix: &str) -> Option<NodeId> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let names = certificate.subject_alternative_name().ok()??;
     names.value.general_names.iter().find_map(|name| match name {
-        GeneralName::DNSName(name) => name.strip_suffix(NODE_SUFFIX)?.parse().ok(),
+        GeneralName::DNSName(name) => name.strip_suffix(suffix)?.parse().ok(),
         _ => None,
     })
 }
@@ -399,6 +451,12 @@ impl Credentials {
     pub fn is_due(&self, now: SystemTime) -> bool {
         self.ends().map_or(true, |ends| now + RENEW >= ends)
     }
+}
+
+/// The name that a server expects of the other one with this id.
+pub(crate) fn name_between_servers(server: &NodeId) -> Result<ServerName<'static>, TrustError> {
+    ServerName::try_from(name_of_server(server))
+        .map_err(|_| TrustError::Certificate(format!("{server} is no part of a name")))
 }
 
 /// The name that a node expects of its server.

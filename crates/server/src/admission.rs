@@ -7,6 +7,7 @@ pub(crate) mod capacity;
 pub(crate) mod quota;
 pub(crate) mod rate;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use model::capacity::Bounds;
@@ -14,6 +15,7 @@ use model::id::{SandboxId, TeamId};
 use protocol::node::{HostCapacity, HostReport, NoCapacity};
 use store::Store;
 use store::error::StoreError;
+use store::servers::UseElsewhere;
 
 use self::capacity::{Capacity, CapacityPermit};
 use self::quota::{OverQuota, Quotas, Reservation, ResourceUse, TeamQuota};
@@ -212,6 +214,18 @@ impl AdmissionControl {
     /// What the node has reported last, and how many sandboxes were admitted to it. Nothing is read.
     pub(crate) fn last_report(&self) -> (Option<HostReport>, u32) {
         self.capacity.last(&self.clock)
+    }
+
+    /// Notes what teams use on nodes of other servers.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(crate) async fn note_elsewhere(&self, uses: Vec<UseElsewhere>) -> Result<(), StoreError> {
+        let mut teams: HashMap<TeamId, ResourceUse> = HashMap::new();
+        for part in uses {
+            teams.entry(part.team.clone()).or_default().add_elsewhere(&part);
+        }
+        self.quotas.note_elsewhere(&self.store, teams).await
     }
 
     /// Logs the team names in the limits that no team has, most likely misspelt.

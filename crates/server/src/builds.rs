@@ -58,6 +58,8 @@ const BUILDING_MAX_S: i64 = 60 * 60;
 const RESTARTS_MAX: u32 = 3;
 /// Interval between checks for what was waiting too long or was cancelled by another server.
 const CHECK: Duration = Duration::from_secs(15);
+/// How long another server is gone before its builds are taken over: one that is restarted begins them again itself.
+const SERVER_GONE_S: i64 = 60;
 /// Pause between attempts to end a build, or a sandbox of one.
 const RETRY: Duration = Duration::from_secs(1);
 /// The reason of builds that waited too long.
@@ -323,6 +325,14 @@ impl Builds {
         let now_us = self.clock.now_us();
         let since_us = now_us - WAITING_MAX_S * SECOND_US;
         self.rows.store().build_expire_waiting(since_us, now_us, WAITED).await?;
+        if self.nodes.are_shared() {
+            let gone_us = now_us - SERVER_GONE_S * SECOND_US;
+            let adopted = self.rows.build_adopt(gone_us, RESTARTS_MAX, now_us, RESTARTED).await?;
+            if adopted > 0 {
+                tracing::info!(builds = adopted, "builds of a server that is gone are begun again here");
+                self.started.notify_one();
+            }
+        }
         let known: Vec<BuildId> = self.running.lock().keys().cloned().collect();
         if known.is_empty() {
             return Ok(());

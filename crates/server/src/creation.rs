@@ -276,10 +276,11 @@ impl SandboxCreation {
         }))
     }
 
-    /// What sandboxes of a build are started with, on any node of this server.
+    /// What sandboxes of a build are started with, on any node of this service.
     fn spec_of(&self, build: &BuildRow, template: &str) -> Result<BuildSpec, CreationError> {
-        let home = &self.sandboxes.home;
-        if build.node_id.as_ref().is_some_and(|built_by| built_by != home) {
+        let (home, nodes) = (&self.sandboxes.home, &self.sandboxes.nodes);
+        let built_by = build.node_id.as_ref();
+        if built_by.is_some_and(|built_by| built_by != home && !nodes.has_server(built_by)) {
             return Err(CreationError::BuiltElsewhere {
                 template: template.to_owned(),
             });

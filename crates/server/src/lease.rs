@@ -125,6 +125,34 @@ impl NodeLease {
         }
     }
 
+    /// Takes the lease of a node that is connected to this server, from whoever has it. A node has one connection at a time, and
+    /// closes it before it opens the next, so the server before cannot reach it any more; and the number of this acquisition keeps
+    /// that server from changing its rows, whether it is gone, was only stopped, or has not noticed yet.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(crate) async fn take_of_connected(
+        store: &Store,
+        identity: NodeIdentity,
+        clock: Clock,
+    ) -> Result<Self, LeaseError> {
+        let request = LeaseRequest {
+            node: identity.id.clone(),
+            name: identity.name.clone(),
+            lease: lease(&identity.owner, &clock),
+            now_us: clock.now_us(),
+            expired_us: i64::MAX,
+        };
+        match store.node_lease_acquire(&request).await? {
+            LeaseOutcome::Acquired { epoch } => Ok(Self::with_renewal(store, identity, epoch, clock)),
+            // Every lease counts as expired, so this happens only if the row is removed at the same time.
+            LeaseOutcome::Held(held) => Err(LeaseError::Held {
+                node: held.id,
+                name: held.name,
+            }),
+        }
+    }
+
     fn with_renewal(store: &Store, identity: NodeIdentity, epoch: i64, clock: Clock) -> Self {
         let stop = CancellationToken::new();
         let lease = Self {

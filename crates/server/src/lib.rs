@@ -4,7 +4,8 @@
 //! Invariants: the rows are authoritative and are changed first; memory (routes, deadlines) is rebuilt from them at
 //! startup. Nodes are reached through [`protocol::node::NodeApi`] only. Work that changes a sandbox runs on a task of
 //! its own, so that a client disconnect leaves no partial change. Stopping the server never touches a sandbox. Several
-//! servers may share a database; each changes only the rows of its own node, whose lease it holds.
+//! servers may share a database; each changes only the rows of the nodes whose leases it holds, and forwards what is about
+//! others ([`others`]).
 //!
 //! Layers: [`sandboxes`], [`admission`], [`authentication`], [`templates`], [`builds`] and [`records`] are independent of HTTP and
 //! have errors of their own. [`api`] reads requests, calls them, and translates results and errors to the API;
@@ -38,6 +39,7 @@ mod metrics;
 mod node;
 mod nodes;
 pub mod operator;
+mod others;
 mod outcome;
 pub mod peers;
 mod pool;

@@ -3,6 +3,9 @@
 
 pub(crate) mod connections;
 mod credentials;
+mod forward;
+pub(crate) mod forwarding;
+pub(crate) mod from_others;
 pub(crate) mod lanes;
 mod links;
 mod malformed;
@@ -10,8 +13,8 @@ mod malformed;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -27,7 +30,7 @@ use model::id::SandboxId;
 use protocol::node::NodeError;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::client::ClientConnection;
-use proxy::ingress::route::{BadRoute, Route, Target, route};
+use proxy::ingress::route::{BadRoute, Route, SignedFile, Target, route};
 use proxy::ingress::{ClientBody, Ingress, refusal};
 use store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -40,7 +43,8 @@ use tracing::Instrument as _;
 
 use self::connections::{Connection, Connections};
 use self::credentials::CredentialFilter;
-use self::links::SignedLinks;
+use self::forwarding::Forwarding;
+use self::links::{Elsewhere, SignedLinks};
 use self::malformed::{ErrorBodyStream, ResponseState};
 use crate::api::ApiAddress;
 use crate::dashboard::{self, Dashboard, Visit};
@@ -120,6 +124,8 @@ pub(crate) struct Gateway {
     operator: Router,
     address: ApiAddress,
     ingress: Ingress,
+    /// To other servers; none where this one works alone.
+    forwarding: OnceLock<Forwarding>,
     links: SignedLinks,
     credentials: CredentialFilter,
     handshakes: PeerRates,
@@ -140,6 +146,7 @@ impl Gateway {
             operator,
             address,
             ingress,
+            forwarding: OnceLock::new(),
             links: SignedLinks::default(),
             credentials: CredentialFilter::default(),
             handshakes: PeerRates::new(HANDSHAKES.0, HANDSHAKES.1),
@@ -147,6 +154,12 @@ impl Gateway {
             phase: AtomicU8::new(Phase::Starting as u8),
             requests: TaskTracker::new(),
         }
+    }
+
+    /// Forwards what is about sandboxes of other servers from now on.
+    pub(crate) fn forward_with(&self, forwarding: Forwarding) {
+        // Only the start of a server does, once.
+        let _ = self.forwarding.set(forwarding);
     }
 
     pub(crate) fn enter(&self, phase: Phase) {
@@ -193,12 +206,18 @@ impl Gateway {
             }
             Ok(Route::Api) => self.answer_from_api(request).await,
             Ok(_) if !self.is_ready() => self.proxy_answer(&request, &Answer::Unavailable),
-            Ok(Route::Sandbox(target)) => self.answer_from_sandbox(request, target).await,
-            Ok(Route::SignedFile(signed)) => match self.links.find(&self.services.registry, &signed, client.peer).await
-            {
+            Ok(Route::Sandbox(target)) => match self.forward_traffic(request, &target, client).await {
+                Ok(response) => response,
+                Err(request) => self.answer_from_sandbox(request, target).await,
+            },
+            Ok(Route::SignedFile(signed)) => match self.sandbox_of(&signed, client).await {
                 Ok(id) => {
                     let port = protocol::agent::PORT;
-                    let mut response = self.answer_from_sandbox(request, Target { id, port }).await;
+                    let target = Target { id, port };
+                    let mut response = match self.forward_traffic(request, &target, client).await {
+                        Ok(response) => response,
+                        Err(request) => self.answer_from_sandbox(request, target).await,
+                    };
                     dashboard::at_own_origin(response.headers_mut());
                     response
                 }
@@ -206,6 +225,16 @@ impl Gateway {
             },
             Err(bad) => self.proxy_answer(&request, &Answer::BadRequest(bad.message())),
         }
+    }
+
+    /// The sandbox whose token has made the signature of a link.
+    async fn sandbox_of(&self, signed: &SignedFile, client: ClientPeer) -> Result<SandboxId, Answer> {
+        let elsewhere = self.forwarding.get().map(|forwarding| Elsewhere {
+            others: forwarding.others(),
+            tokens: &self.services.sandboxes.policies.tokens,
+        });
+        let found = self.links.find(&self.services.registry, signed, client.peer, elsewhere);
+        found.await
     }
 
     async fn answer_from_dashboard(&self, request: Request<ClientBody>, client: ClientPeer) -> Response<Body> {
@@ -219,9 +248,13 @@ impl Gateway {
             },
             Visit::Agent(call) => {
                 let find = |id: &_| self.services.registry.access(id);
-                let response = self.ingress.serve(call.request, &call.target, find).await;
+                let request = match self.forward_traffic(call.request, &call.target, client).await {
+                    Ok(response) => return dashboard::from_agent(response, &call.reading),
+                    Err(request) => request,
+                };
+                let response = self.ingress.serve(request, &call.target, find).await;
                 self.services.metrics.proxy_request(response.status().as_u16());
-                dashboard::from_agent(response, &call.reading)
+                dashboard::from_agent(response.map(Body::new), &call.reading)
             }
         }
     }
@@ -302,7 +335,14 @@ impl Gateway {
         self.ingress.answer(request.headers(), answer).map(Body::new)
     }
 
-    async fn answer_from_api(&self, mut request: Request<ClientBody>) -> Response<Body> {
+    async fn answer_from_api(&self, request: Request<ClientBody>) -> Response<Body> {
+        match self.forward_api(request).await {
+            Ok(response) => response,
+            Err(request) => self.answer_from_api_here(request).await,
+        }
+    }
+
+    async fn answer_from_api_here(&self, mut request: Request<ClientBody>) -> Response<Body> {
         let begun = Instant::now();
         let id = uuid::Uuid::now_v7().simple().to_string();
         request.extensions_mut().insert(RequestId(id.as_str().into()));

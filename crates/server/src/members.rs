@@ -50,7 +50,8 @@ pub struct OperatorNode {
     pub id: String,
     /// The name of its host.
     pub name: String,
-    /// `connected`, `taking over` (it is connected, and its sandboxes are about to be taken over), `away` or `forgotten`.
+    /// `connected`, `taking over` (it is connected, and its sandboxes are about to be taken over), `elsewhere` (another server
+    /// serves it), `away` or `forgotten`.
     pub state: String,
     /// When it has joined, RFC 3339; absent where it is a part of the server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -208,11 +209,13 @@ impl NodeMembers {
 
     fn show(&self, node: JoinedNode, served: &Nodes) -> OperatorNode {
         let connected = self.hub.connected(&node.id);
+        let elsewhere = served.has_elsewhere(&node.id);
         let served = served.find(&node.id).filter(|_| connected.is_some());
         let state = match (&connected, &served, node.forgotten_us) {
             (_, _, Some(_)) => "forgotten",
             (Some(_), Some(_), None) => "connected",
             (Some(_), None, None) => "taking over",
+            (None, _, None) if elsewhere => "elsewhere",
             (None, _, None) => "away",
         };
         let report = served.as_ref().map(|served| served.admission.last_report());

@@ -10,6 +10,7 @@
 pub(crate) mod all;
 pub(crate) mod keeper;
 pub(crate) mod placement;
+pub(crate) mod room;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use self::placement::{Placement, Sent, Told, report_of};
+use self::room::Room;
 use crate::admission::capacity::CapacityPermit;
 use crate::admission::quota::Reservation;
 use crate::admission::{Admission, AdmissionControl, AdmissionError};
@@ -204,6 +206,10 @@ struct State {
     served: Vec<Arc<ServedNode>>,
     /// Nodes that are not served at the moment, and the sandboxes that are on them.
     absent: HashMap<NodeId, HashSet<SandboxId>>,
+    /// Nodes that another server of the service serves.
+    elsewhere: HashSet<NodeId>,
+    /// The servers of the service, with this one; none if it works alone.
+    servers: HashSet<NodeId>,
 }
 
 /// The nodes of this server.
@@ -234,6 +240,7 @@ impl Nodes {
     pub(crate) fn add(&self, node: Arc<ServedNode>) {
         let mut state = self.state.write();
         state.absent.remove(node.id());
+        state.elsewhere.remove(node.id());
         self.placement.add(node.id());
         state.served.retain(|served| served.id() != node.id());
         state.served.push(node);
@@ -262,8 +269,48 @@ impl Nodes {
     pub(crate) fn expect(&self, id: &NodeId, sandboxes: HashSet<SandboxId>) {
         let mut state = self.state.write();
         if !state.served.iter().any(|served| served.id() == id) {
+            state.elsewhere.remove(id);
             state.absent.insert(id.clone(), sandboxes);
         }
+    }
+
+    /// Notes that another server serves a node.
+    pub(crate) fn note_elsewhere(&self, id: &NodeId) {
+        let mut state = self.state.write();
+        if !state.served.iter().any(|served| served.id() == id) {
+            state.absent.remove(id);
+            state.elsewhere.insert(id.clone());
+        }
+    }
+
+    /// Whether another server serves a node.
+    pub(crate) fn has_elsewhere(&self, id: &NodeId) -> bool {
+        self.state.read().elsewhere.contains(id)
+    }
+
+    /// Notes which servers there are.
+    pub(crate) fn note_servers(&self, servers: HashSet<NodeId>) {
+        self.state.write().servers = servers;
+    }
+
+    /// Whether a server is one of this service, and not this one alone.
+    pub(crate) fn has_server(&self, id: &NodeId) -> bool {
+        self.state.read().servers.contains(id)
+    }
+
+    /// Whether nodes may come from other servers, and go there.
+    pub(crate) fn are_shared(&self) -> bool {
+        !self.state.read().servers.is_empty()
+    }
+
+    /// Whether there are other servers, whose sandboxes count for the limits of teams as well.
+    pub(crate) fn are_of_several(&self) -> bool {
+        self.state.read().servers.len() > 1
+    }
+
+    /// What the nodes that are served have left for a sandbox of any kind.
+    pub(crate) fn room(&self) -> Room {
+        self.placement.room()
     }
 
     /// Whether a sandbox is on a node that is not served.
@@ -277,7 +324,9 @@ impl Nodes {
 
     /// Expects a node no more, which was forgotten.
     pub(crate) fn forget(&self, id: &NodeId) {
-        self.state.write().absent.remove(id);
+        let mut state = self.state.write();
+        state.absent.remove(id);
+        state.elsewhere.remove(id);
     }
 
     /// All that are served.
@@ -296,20 +345,24 @@ impl Nodes {
         self.state.read().served.iter().any(|served| served.id() == id)
     }
 
-    /// Whether every node of this server is served.
+    /// Whether every node is served here.
     pub(crate) fn is_complete(&self) -> bool {
-        self.state.read().absent.is_empty()
+        let state = self.state.read();
+        state.absent.is_empty() && state.elsewhere.is_empty()
     }
 
-    /// Whether a node is one of this server, served or not.
+    /// Whether a node is one of this service, served or not.
     pub(crate) fn is_own(&self, id: &NodeId) -> bool {
         let state = self.state.read();
-        state.absent.contains_key(id) || state.served.iter().any(|served| served.id() == id)
+        state.absent.contains_key(id)
+            || state.elsewhere.contains(id)
+            || state.served.iter().any(|served| served.id() == id)
     }
 
-    /// The nodes of this server that are not served, to read their rows.
+    /// The nodes of the service that are not served here, to read their rows.
     pub(crate) fn absent(&self) -> Vec<NodeId> {
-        self.state.read().absent.keys().cloned().collect()
+        let state = self.state.read();
+        state.absent.keys().chain(&state.elsewhere).cloned().collect()
     }
 
     /// The layers of all nodes, for whoever needs to know what is missing: it fails while one of them is away.
@@ -318,6 +371,17 @@ impl Nodes {
     /// When a node is away, or fails.
     pub(crate) async fn layers(&self) -> Result<Vec<LayerInfo>, NodeError> {
         if !self.is_complete() {
+            return Err(NodeError::Away);
+        }
+        self.layers_here().await
+    }
+
+    /// The layers of the nodes that no other server serves: it fails while one of them is away.
+    ///
+    /// # Errors
+    /// When a node is away, or fails.
+    pub(crate) async fn layers_here(&self) -> Result<Vec<LayerInfo>, NodeError> {
+        if !self.state.read().absent.is_empty() {
             return Err(NodeError::Away);
         }
         let mut all = BTreeMap::new();

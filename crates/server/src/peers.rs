@@ -9,10 +9,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 /// A client address, or a range of addresses that counts as one client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Peer {
     /// An IPv4 address.
     V4(Ipv4Addr),

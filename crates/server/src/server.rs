@@ -31,6 +31,8 @@ use crate::keys::TokenSeed;
 use crate::layers::StoredLayers;
 use crate::lease::NodeLease;
 use crate::listen::connections::Connections;
+use crate::listen::forwarding::Forwarding;
+use crate::listen::from_others::FromOthers;
 use crate::listen::lanes::Lanes;
 use crate::listen::{Gateway, GatewayServices, Phase, Routers};
 use crate::mcp::McpService;
@@ -43,6 +45,8 @@ use crate::nodes::keeper::NodeKeeper;
 use crate::nodes::placement::Placement;
 use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
+use crate::others::OtherServers;
+pub use crate::others::OthersError;
 use crate::readers::Readers;
 use crate::records::Records;
 use crate::repositories::{Repositories, RepositoryServices};
@@ -83,6 +87,9 @@ pub enum StartError {
     /// The subscription to node events failed.
     #[error("cannot subscribe to the events of the node")]
     Subscribe(#[source] NodeError),
+    /// The server cannot work with the others on its database.
+    #[error(transparent)]
+    Others(#[from] OthersError),
 }
 
 /// A running server.
@@ -155,21 +162,53 @@ impl Server {
         listener: TcpListener,
         (socket, members): (OperatorSocket, Arc<NodeMembers>),
         lease: NodeLease,
-        settings: ServerSettings,
+        mut settings: ServerSettings,
         stop: CancellationToken,
     ) -> Result<(Self, NodeSessions), StartError> {
+        let (servers, connections) = (settings.servers.take(), settings.connections.clone());
+        let clock = settings.clock.clone();
         let (server, background) = Self::prepare(listener, lease, settings, &stop)?;
         // The first and only time.
         let _ = server.operator.members.set(Arc::clone(&members));
+        let keeper = &server.keeper;
+        let others = match servers {
+            None => None,
+            Some(servers) => {
+                let (nodes, admission) = (Arc::clone(&keeper.nodes), Arc::clone(&keeper.admission));
+                let tasks = (server.streams.clone(), server.abort.clone());
+                match OtherServers::register(&server.lease, servers, nodes, admission, clock, tasks).await {
+                    Ok(others) => others,
+                    Err(error) => {
+                        server.abandon().await;
+                        return Err(error.into());
+                    }
+                }
+            }
+        };
         let routes = operator::router(server.operator.clone());
         server.serve_routes(
             socket,
             operator::nodes::around(routes, Arc::clone(&members), Arc::clone(&server.keeper.nodes)),
         );
-        let sessions = NodeSessions::new(Arc::clone(&server.keeper), members, server.lease.owner().clone());
+        if let Some(others) = &others {
+            let forwarding = Forwarding::new(others, &connections, &server.streams, &server.abort);
+            server.gateway.forward_with(forwarding);
+            let from_others = FromOthers::new(
+                Arc::clone(&server.gateway),
+                server.connections.clone(),
+                server.stop.clone(),
+                server.abort.clone(),
+            );
+            members.hub().answer_servers(Arc::new(from_others));
+        }
+        let owner = server.lease.owner().clone();
+        let sessions = NodeSessions::new(Arc::clone(&server.keeper), members, owner, others.clone());
         let prepared = async {
             sessions.expect_all().await?;
-            server.keeper.end_orphans().await?;
+            // Others may be creating sandboxes.
+            if others.is_none_or(|others| !others.is_several()) {
+                server.keeper.end_orphans().await?;
+            }
             background.admission.check_names().await?;
             // What was interrupted is not announced, so its row says that it does not run, whatever its node has of it.
             background.claims.settle_all().await
@@ -238,6 +277,7 @@ impl Server {
             pause,
             webhooks: hooks,
             telemetry,
+            servers: _,
         } = settings;
         let stored = blobs.map(|blobs| {
             let (node, clock, work) = (Arc::clone(&node), clock.clone(), work.clone());

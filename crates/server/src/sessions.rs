@@ -21,6 +21,7 @@ use crate::lease::{LeaseError, NodeIdentity, NodeLease};
 use crate::members::NodeMembers;
 use crate::nodes::ServedNode;
 use crate::nodes::keeper::{HeldQuotas, NodeKeeper};
+use crate::others::{BEAT, OtherServers, is_of_another};
 use crate::sandboxes::adopt::AdoptError;
 
 /// Pause before a node that could not be taken over is tried again.
@@ -46,28 +47,87 @@ pub struct NodeSessions {
     members: Arc<NodeMembers>,
     /// The owner of all leases of this server.
     owner: OwnerId,
-    /// What the sandboxes of nodes that are not served take of the quotas.
+    /// What the sandboxes of nodes that no server serves take of the quotas.
     held: Mutex<HashMap<NodeId, HeldQuotas>>,
+    /// The other servers; none where this one works alone.
+    others: Option<Arc<OtherServers>>,
 }
 
 impl NodeSessions {
-    pub(crate) fn new(keeper: Arc<NodeKeeper>, members: Arc<NodeMembers>, owner: OwnerId) -> Self {
+    pub(crate) fn new(
+        keeper: Arc<NodeKeeper>,
+        members: Arc<NodeMembers>,
+        owner: OwnerId,
+        others: Option<Arc<OtherServers>>,
+    ) -> Self {
         Self {
             keeper,
             members,
             owner,
             held: Mutex::default(),
+            others,
         }
     }
 
-    /// Expects all nodes that have joined.
+    /// Expects all nodes that have joined, unless other servers serve them.
     pub(crate) async fn expect_all(&self) -> Result<(), StoreError> {
+        if let Some(others) = &self.others {
+            return self.look_around(others).await;
+        }
         for node in self.members.store().joined_node_list().await? {
             if node.forgotten_us.is_none() {
                 self.hold(&node.id).await?;
             }
         }
         Ok(())
+    }
+
+    /// Looks which nodes other servers serve, and expects the rest.
+    async fn look_around(&self, others: &OtherServers) -> Result<(), StoreError> {
+        let nodes = others.beat().await?;
+        let hub = self.members.hub();
+        for (id, _) in hub.sessions() {
+            if !nodes.iter().any(|node| node.id == id) {
+                // It was forgotten through another server.
+                hub.expel(&id);
+            }
+        }
+        for node in nodes {
+            let is_at_another = is_of_another(node.lease.as_ref(), others.owner());
+            if hub.has_session(&node.id) {
+                // Taken over, or about to be. Unless it has gone to another server, which the renewal of the lease would notice later.
+                if is_at_another && hub.connected(&node.id).is_none() {
+                    hub.expel(&node.id);
+                }
+                continue;
+            }
+            if is_at_another {
+                self.keeper.nodes.note_elsewhere(&node.id);
+                self.held.lock().remove(&node.id);
+            } else if !self.held.lock().contains_key(&node.id) {
+                self.hold(&node.id).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks around again and again.
+    async fn keep_looking(&self) {
+        let Some(others) = &self.others else {
+            return std::future::pending().await;
+        };
+        let mut is_failing = false;
+        loop {
+            tokio::time::sleep(BEAT).await;
+            match self.look_around(others).await {
+                Ok(()) => is_failing = false,
+                Err(error) if !is_failing => {
+                    is_failing = true;
+                    tracing::warn!(error = %Chain(&error), "cannot find out what other servers do");
+                }
+                Err(_) => {}
+            }
+        }
     }
 
     /// Counts what a node has that is not served.
@@ -85,6 +145,13 @@ impl NodeSessions {
         let mut begun = sessions.members.hub().open();
         sessions.members.note_ended();
         let stop = sessions.keeper.stop.clone();
+        let (looking, ended) = (Arc::clone(&sessions), stop.clone());
+        running.spawn(async move {
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = looking.keep_looking() => {}
+            }
+        });
         loop {
             tokio::select! {
                 biased;
@@ -128,7 +195,7 @@ impl NodeSessions {
             owner: self.owner.clone(),
         };
         let lease = tokio::select! {
-            lease = NodeLease::take(self.members.store(), identity, keeper.clock.clone()) => lease?,
+            lease = NodeLease::take_of_connected(self.members.store(), identity, keeper.clock.clone()) => lease?,
             () = session.over.cancelled() => return Err(SessionError::Over),
             () = keeper.stop.cancelled() => return Err(SessionError::Stopping),
         };
@@ -214,8 +281,12 @@ impl NodeSessions {
 
     async fn settle(&self, id: &NodeId, name: &str) -> Result<(), LeaseError> {
         let store = self.members.store();
-        if store.node_by_id(id).await?.is_none() {
+        let Some(row) = store.node_by_id(id).await? else {
             self.keeper.nodes.forget(id);
+            return Ok(());
+        };
+        if is_of_another(row.lease.as_ref(), &self.owner) && row.is_leased(self.keeper.clock.now_us()) {
+            // That server lets go of it, and does this.
             return Ok(());
         }
         let identity = NodeIdentity {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use blobs::Blobs;
+use link::{Address, Authority};
 use model::capacity::Bounds;
 use model::injection::provider::Providers;
 use model::limits;
@@ -83,6 +84,23 @@ pub struct ServerSettings {
     pub webhooks: WebhookSettings,
     /// Traces; none if they are not exported.
     pub telemetry: Option<TelemetrySettings>,
+    /// How it works with other servers on its database; none for a platform that never does.
+    pub servers: Option<ServersSettings>,
+}
+
+/// How a server works with other servers on its database.
+#[derive(Debug, Clone)]
+pub struct ServersSettings {
+    /// The name of its host.
+    pub name: String,
+    /// Where the others reach its port of nodes; none if it works alone.
+    pub address: Option<Address>,
+    /// Whether several servers can work on the database: the file of SQLite belongs to one.
+    pub can_share: bool,
+    /// Issues the certificates that servers show to each other. All have the same.
+    pub authority: Arc<Authority>,
+    /// The time, for certificates.
+    pub now: fn() -> SystemTime,
 }
 
 /// Settings of the webhooks of teams.
@@ -187,6 +205,7 @@ impl ServerSettings {
             pause: PauseSettings::default(),
             webhooks: WebhookSettings::default(),
             telemetry: None,
+            servers: None,
         }
     }
 }

@@ -15,6 +15,10 @@ pub(crate) struct ServerArgs {
     /// [env: RINGFENCE_NODES_LISTEN] [default: 127.0.0.1:3100]
     #[arg(long, value_name = "ADDRESS")]
     nodes_listen: Option<String>,
+    /// Where other servers on the same database, which must be PostgreSQL, reach that port of this one, https://<host>:<port>
+    /// [env: RINGFENCE_NODES_ADDRESS] [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    nodes_address: Option<String>,
     /// Address and port on which metrics for Prometheus are served, such as 127.0.0.1:9464; port 0 selects a free port
     /// [env: RINGFENCE_METRICS_LISTEN] [default: none]
     #[arg(long, value_name = "ADDRESS")]
@@ -33,6 +37,7 @@ impl ServerArgs {
         let own = [
             (keys::LISTEN, &self.listen.listen),
             (keys::NODES_LISTEN, &self.nodes_listen),
+            (keys::NODES_ADDRESS, &self.nodes_address),
             (keys::METRICS_LISTEN, &self.metrics_listen),
             (keys::DOMAIN, &self.domain),
         ];
@@ -50,13 +55,15 @@ pub(crate) struct NodeArgs {
 /// Subcommands of `node`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
-    /// Make this host the node of a server; the host needs no open port
+    /// Make this host the node of a server, or of several on one database; the host needs no open port
     ///
     /// Makes a key, and gets a certificate for it from the server, which renews it. The token also says which server it is:
-    /// no other one is trusted.
+    /// no other one is trusted. With several addresses, the node connects to one of the servers, and to another one when that
+    /// does not answer.
     Join {
-        /// Address of the server for nodes, https://<host>:<port>, see its --nodes-listen
-        server: String,
+        /// Addresses of the server, or of each server, for nodes, https://<host>:<port>, see its --nodes-listen
+        #[arg(required = true, num_args = 1..=16)]
+        servers: Vec<String>,
         /// Token of `ringfence node token` on the server; `-`, or without this flag, it is read from standard input. Others on
         /// this host can see flags: a token is good once
         #[arg(long, value_name = "TOKEN")]

@@ -31,6 +31,18 @@ impl Kind {
     }
 }
 
+/// Reads a value into a field, if the key has one.
+macro_rules! set {
+    () => { None };
+    ($($field:ident).+ = $read:expr) => {
+        Some(|to, text| {
+            to.$($field).+ = ($read)(text)?;
+            Ok(())
+        })
+    };
+}
+pub(super) use set;
+
 /// One configuration key.
 #[derive(Debug)]
 pub(crate) struct Key {

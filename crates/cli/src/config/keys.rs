@@ -7,31 +7,17 @@
 use model::resources::OPEN_FILES_MAX;
 use server::settings::RepositorySettings;
 
+use super::key::set;
 pub(crate) use super::key::{Key, Kind, Set};
 use super::values::{
-    boolean, count, criu, directory, disk_reserve, domain, file, host_names, kib, limit, listen, log_format, log_level,
-    mib, networks, number, pause_answer, schemes, seconds, some,
+    OPEN_FILES_MIN, WEBHOOKS_MAX, WEBHOOKS_RETRY_MAX_S, boolean, count, criu, directory, disk_reserve, domain, file,
+    host_names, kib, limit, listen, log_format, log_level, mib, networks, number, pause_answer, schemes, seconds,
+    server_address, server_addresses, some,
 };
 use super::{builds, egress, mcp};
 
-/// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
-const OPEN_FILES_MIN: u32 = 64;
-/// Maximum of the webhooks of a team: each of its events is sent as often.
-const WEBHOOKS_MAX: u32 = 1000;
-/// Longest pause before the second attempt to send an event, in seconds.
-const WEBHOOKS_RETRY_MAX_S: u32 = 600;
 /// The upper limit of a number that has none of its own.
 pub(super) const MAX: u32 = u32::MAX;
-
-macro_rules! set {
-    () => { None };
-    ($($field:ident).+ = $read:expr) => {
-        Some(|to, text| {
-            to.$($field).+ = ($read)(text)?;
-            Ok(())
-        })
-    };
-}
 
 macro_rules! keys {
     ($($constant:ident = {
@@ -72,6 +58,17 @@ keys! {
         "nodes.listen", Some("--nodes-listen"), Text, "127.0.0.1:3100",
         "Address and port of `ringfence server` to which its nodes connect, with mutual TLS. Port 0 selects a free port.",
         nodes_listen = listen,
+    },
+    NODES_ADDRESS = {
+        "nodes.address", Some("--nodes-address"), Text, "none",
+        "Where other instances of `ringfence server` reach that port of this one, https://<host>:<port>: only for several \
+         servers on one database, which must be PostgreSQL.",
+        nodes_address = some(server_address),
+    },
+    NODES_SERVERS = {
+        "nodes.servers", None, Text, "those that it has joined",
+        "Comma-separated addresses of the servers that `ringfence node` connects to, one at a time, https://<host>:<port>.",
+        nodes_servers = server_addresses,
     },
     DOMAIN = {
         "domain", Some("--domain"), Text, "sandbox.localhost:<port of listen>",

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use link::Address;
 use model::injection::provider::Providers;
 use model::resources::Resources;
 use node::NodeSettings;
@@ -52,6 +53,10 @@ pub(crate) struct Config {
     pub(crate) metrics_listen: Option<SocketAddr>,
     /// Address to which nodes connect; port 0 selects a free port.
     pub(crate) nodes_listen: SocketAddr,
+    /// Where other servers reach that, if there are any.
+    pub(crate) nodes_address: Option<Address>,
+    /// The servers that a node connects to; none for those that it has joined.
+    pub(crate) nodes_servers: Vec<Address>,
     /// The domain of sandboxes, if configured.
     pub(crate) domain: Option<String>,
     /// Whether the port speaks HTTPS.
@@ -121,6 +126,8 @@ impl Config {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 3000)),
             metrics_listen: None,
             nodes_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 3100)),
+            nodes_address: None,
+            nodes_servers: Vec::new(),
             domain: None,
             https: Https::Off,
             log_format: LogFormat::Text,

@@ -193,6 +193,8 @@ fn every_key_can_be_set_by_file_and_by_environment() {
             Kind::Text => {
                 let text = match key.name {
                     "listen" | "metrics_listen" | "nodes.listen" => "[::1]:80",
+                    "nodes.address" => "https://a.test:3100",
+                    "nodes.servers" => "https://a.test:3100,https://[::1]:3100",
                     "mcp.path" => "/x/mcp",
                     "log_format" => "json",
                     "log_level" => "warn,node=debug",

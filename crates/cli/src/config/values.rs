@@ -4,9 +4,19 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use link::Address;
 use model::network::domain_name;
 use runtime::settings::CriuChoice;
 use server::settings::{Network, PauseAnswer};
+
+/// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
+pub(super) const OPEN_FILES_MIN: u32 = 64;
+/// Maximum of the webhooks of a team: each of its events is sent as often.
+pub(super) const WEBHOOKS_MAX: u32 = 1000;
+/// Longest pause before the second attempt to send an event, in seconds.
+pub(super) const WEBHOOKS_RETRY_MAX_S: u32 = 600;
+/// How many servers a node can connect to at most: it tries one after the other.
+const SERVERS_MAX: usize = 16;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +63,23 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     numeric
         .parse()
         .map_err(|_| format!("{text:?} is not an address with a port, such as 127.0.0.1:3000 or [::]:3000"))
+}
+
+/// Reads the address of a server's port of nodes.
+pub(super) fn server_address(text: &str) -> Result<Address, String> {
+    text.trim().parse()
+}
+
+/// Reads the addresses of servers.
+pub(super) fn server_addresses(text: &str) -> Result<Vec<Address>, String> {
+    let addresses: Vec<Address> = text.split(',').map(server_address).collect::<Result<_, _>>()?;
+    if addresses.len() > SERVERS_MAX {
+        return Err(format!(
+            "{} addresses are too many: at most {SERVERS_MAX}",
+            addresses.len()
+        ));
+    }
+    Ok(addresses)
 }
 
 pub(super) fn domain(text: &str) -> Result<String, String> {
@@ -205,7 +232,17 @@ pub(super) fn schemes(text: &str) -> Result<Vec<String>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::schemes;
+    use super::{SERVERS_MAX, schemes, server_addresses};
+
+    #[test]
+    fn addresses_of_servers() {
+        let read = server_addresses("https://a:1, https://[::1]:2").unwrap();
+        assert_eq!(read.len(), 2);
+        let many = vec!["https://a:1"; SERVERS_MAX + 1].join(",");
+        for bad in ["", "a:1", "https://a:1,", &many] {
+            assert!(server_addresses(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn scheme_words() {

@@ -11,3 +11,4 @@ mod calls;
 mod peers;
 mod place;
 mod raw;
+mod servers;

@@ -87,12 +87,18 @@ pub(crate) fn hello() -> Hello {
 
 impl TestServer {
     pub(crate) async fn new() -> Self {
-        let (authority, known, hub) = (Arc::new(authority()), Arc::<Known>::default(), Arc::new(Hub::default()));
+        Self::of(Arc::new(authority()), 100).await
+    }
+
+    /// A server with this number, of an authority.
+    pub(crate) async fn of(authority: Arc<Authority>, number: u8) -> Self {
+        let (known, hub) = (Arc::<Known>::default(), Arc::new(Hub::default()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = listener.local_addr().unwrap();
         let begun = hub.open();
         let stop = CancellationToken::new();
         let port = Port {
+            id: node_id(number),
             authority: Arc::clone(&authority),
             members: known.clone(),
             hub: Arc::clone(&hub),

@@ -27,6 +27,17 @@ pub(crate) async fn connect_with(
     credentials: Option<&Credentials>,
     versions: &[&'static SupportedProtocolVersion],
 ) -> io::Result<TlsStream<TcpStream>> {
+    connect_as(address, authority, credentials, versions, &[]).await
+}
+
+/// Connects, and asks for one of these protocols, if there are any.
+pub(crate) async fn connect_as(
+    address: SocketAddr,
+    authority: &Authority,
+    credentials: Option<&Credentials>,
+    versions: &[&'static SupportedProtocolVersion],
+    protocols: &[&[u8]],
+) -> io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots
         .add(CertificateDer::from_pem_slice(authority.certificate_pem().as_bytes()).unwrap())
@@ -36,7 +47,7 @@ pub(crate) async fn connect_with(
         .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots);
-    let config = match credentials {
+    let mut config = match credentials {
         None => config.with_no_client_auth(),
         Some(credentials) => {
             let certificate = CertificateDer::from_pem_slice(credentials.certificate.as_bytes()).unwrap();
@@ -44,6 +55,7 @@ pub(crate) async fn connect_with(
             config.with_client_auth_cert(vec![certificate], key).unwrap()
         }
     };
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     let socket = TcpStream::connect(address).await?;
     let name = ServerName::try_from("server.ringfence.internal").unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, socket).await

@@ -14,6 +14,8 @@ use model::lifecycle::Kept;
 use parking_lot::{Mutex, RwLock};
 use store::Store;
 use store::error::StoreError;
+use store::sandboxes::{TeamMost, TeamUse};
+use store::servers::UseElsewhere;
 
 use super::rate::Bucket;
 use crate::settings::{Limits, TeamLimits};
@@ -34,6 +36,8 @@ pub(crate) struct TeamQuota {
     /// Rate limit of create requests, if there is one.
     pub(crate) creates: Option<Bucket>,
     used: Mutex<ResourceUse>,
+    /// What the team uses on nodes of other servers, as they have stored it. It is locked after `used`, if both are.
+    elsewhere: Mutex<ResourceUse>,
 }
 
 /// What sandboxes use in total, or what one of them needs.
@@ -124,6 +128,7 @@ impl TeamQuota {
             requests: limits.requests_per_second.map(|size| Bucket::new(size, 1)),
             creates: limits.creates_per_minute.map(|size| Bucket::new(size, 60)),
             used: Mutex::default(),
+            elsewhere: Mutex::default(),
             limits,
         }
     }
@@ -142,7 +147,40 @@ impl TeamQuota {
 
     /// What the team uses now.
     pub(crate) fn used(&self) -> ResourceUse {
-        *self.used.lock()
+        let mut used = *self.used.lock();
+        used.add(*self.elsewhere.lock());
+        used
+    }
+
+    /// The limits that a sandbox must not exceed together with all that run, if there are any.
+    pub(crate) fn most(&self) -> Option<TeamMost> {
+        let most = TeamMost {
+            sandboxes: self.limits.sandboxes,
+            cpu_count: self.limits.cpu_count,
+            memory_mb: self.limits.memory_mb,
+        };
+        (most != TeamMost::default()).then_some(most)
+    }
+
+    /// The limit that a sandbox exceeds, of which others had room here, and not beside what is stored.
+    pub(crate) fn over_by(&self, used: TeamUse, share: ResourceUse) -> OverQuota {
+        let stored = ResourceUse {
+            sandboxes: used.sandboxes,
+            cpu_count: used.cpu_count,
+            memory_mb: used.memory_mb,
+            ..ResourceUse::default()
+        };
+        match compare(&self.limits, stored, share) {
+            Err(over) => over,
+            // It fits by now.
+            Ok(()) => OverQuota {
+                key: "limits.sandboxes",
+                resource: "concurrent sandboxes",
+                limit: self.limits.sandboxes.unwrap_or(u32::MAX),
+                used: used.sandboxes,
+                requested: share.sandboxes,
+            },
+        }
     }
 
     /// Reserves `share` if that exceeds no limit.
@@ -154,32 +192,11 @@ impl TeamQuota {
         Ok(self.reservation(share))
     }
 
-    /// Whether `share` fits beside what is used. What is not needed is not compared: a limit may have been lowered.
-    fn check(&self, used: ResourceUse, share: ResourceUse) -> Result<(), OverQuota> {
-        let limits = &self.limits;
-        #[rustfmt::skip]
-        let table = [
-            ("limits.sandboxes", "concurrent sandboxes", limits.sandboxes, used.sandboxes, share.sandboxes),
-            ("limits.cpu_count", "cores", limits.cpu_count, used.cpu_count, share.cpu_count),
-            ("limits.memory_mb", "MiB of memory", limits.memory_mb, used.memory_mb, share.memory_mb),
-            ("limits.paused_sandboxes", PAUSED, Some(limits.paused_sandboxes), used.paused, share.paused),
-            ("limits.paused_disk_mb", PAUSED_DISK, limits.paused_disk_mb, used.paused_disk_mb, share.paused_disk_mb),
-        ];
-        for (key, resource, limit, used, requested) in table {
-            if let Some(limit) = limit
-                && requested > 0
-                && used + requested > u64::from(limit)
-            {
-                return Err(OverQuota {
-                    key,
-                    resource,
-                    limit,
-                    used,
-                    requested,
-                });
-            }
-        }
-        Ok(())
+    /// Whether `share` fits beside what is used here and elsewhere. What is not needed is not compared: a limit may have been
+    /// lowered.
+    fn check(&self, mut used: ResourceUse, share: ResourceUse) -> Result<(), OverQuota> {
+        used.add(*self.elsewhere.lock());
+        compare(&self.limits, used, share)
     }
 
     /// Whether a new sandbox may be promised to be paused at its deadline: while a limit is reached, it would be one more
@@ -211,6 +228,33 @@ impl TeamQuota {
     }
 }
 
+/// Whether `share` fits beside what is used.
+fn compare(limits: &TeamLimits, used: ResourceUse, share: ResourceUse) -> Result<(), OverQuota> {
+    #[rustfmt::skip]
+    let table = [
+        ("limits.sandboxes", "concurrent sandboxes", limits.sandboxes, used.sandboxes, share.sandboxes),
+        ("limits.cpu_count", "cores", limits.cpu_count, used.cpu_count, share.cpu_count),
+        ("limits.memory_mb", "MiB of memory", limits.memory_mb, used.memory_mb, share.memory_mb),
+        ("limits.paused_sandboxes", PAUSED, Some(limits.paused_sandboxes), used.paused, share.paused),
+        ("limits.paused_disk_mb", PAUSED_DISK, limits.paused_disk_mb, used.paused_disk_mb, share.paused_disk_mb),
+    ];
+    for (key, resource, limit, used, requested) in table {
+        if let Some(limit) = limit
+            && requested > 0
+            && used + requested > u64::from(limit)
+        {
+            return Err(OverQuota {
+                key,
+                resource,
+                limit,
+                used,
+                requested,
+            });
+        }
+    }
+    Ok(())
+}
+
 impl Reservation {
     /// Reserves `share` instead, if what it has more exceeds no limit.
     pub(crate) fn exchange(&self, share: ResourceUse) -> Result<(), OverQuota> {
@@ -236,6 +280,24 @@ impl Reservation {
 }
 
 impl ResourceUse {
+    /// Adds sandboxes that are on nodes of other servers.
+    pub(super) fn add_elsewhere(&mut self, part: &UseElsewhere) {
+        let mut share = Self {
+            sandboxes: part.count,
+            cpu_count: part.cpu_count,
+            memory_mb: part.memory_mb,
+            paused: 0,
+            paused_disk_mb: 0,
+        };
+        if part.is_paused {
+            share = share.paused(
+                part.kept.unwrap_or(Kept::Filesystem),
+                part.paused_disk_mb.saturating_mul(MIB),
+            );
+        }
+        self.add(share);
+    }
+
     fn add(&mut self, share: Self) {
         self.sandboxes += share.sandboxes;
         self.cpu_count += share.cpu_count;
@@ -306,6 +368,24 @@ impl Quotas {
             .entry(id.clone())
             .or_insert_with(|| Arc::new(TeamQuota::new(limits)));
         Ok(Arc::clone(team))
+    }
+
+    /// Notes what teams use on nodes of other servers. Those that are not named use nothing there.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub(crate) async fn note_elsewhere(
+        &self,
+        store: &Store,
+        mut uses: HashMap<TeamId, ResourceUse>,
+    ) -> Result<(), StoreError> {
+        for id in uses.keys() {
+            self.of(store, id).await?;
+        }
+        for (id, team) in &*self.teams.read() {
+            *team.elsewhere.lock() = uses.remove(id).unwrap_or_default();
+        }
+        Ok(())
     }
 
     /// Team names in the limits that no team has, most likely misspelt.
@@ -408,6 +488,22 @@ mod tests {
         team.reserve(share).expect_err("one runs still");
         drop(second);
         team.reserve(share).expect("none does");
+    }
+
+    #[test]
+    fn what_is_elsewhere_counts_too() {
+        let team = team(TeamLimits {
+            sandboxes: Some(3),
+            ..TeamLimits::default()
+        });
+        let share = ResourceUse::one_sandbox(1, 1);
+        *team.elsewhere.lock() = ResourceUse::one_sandbox(1, 1);
+        let (first, _second) = (team.reserve(share).expect("room"), team.reserve(share).expect("room"));
+        assert_eq!(team.reserve(share).expect_err("over the limit").used, 3);
+        assert_eq!(team.used().sandboxes, 3);
+        // One that goes on as it is needs nothing more.
+        *team.elsewhere.lock() = ResourceUse::one_sandbox(5, 5);
+        first.exchange(share).expect("the same share");
     }
 
     #[test]

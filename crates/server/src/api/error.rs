@@ -20,10 +20,17 @@ use crate::chain::Chain;
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 /// The `error_code` of a host without capacity.
 const NO_CAPACITY: &str = "sandbox_capacity_unavailable";
+/// The `error_code` of a node that is not connected.
+pub(super) const NODE_AWAY: &str = "node_away";
 /// Retry interval for a server whose disk is full, in seconds: the operator has to free space.
 const FULL_AFTER_S: u32 = 10;
 /// Retry interval for what is in progress, in seconds: it has most likely ended by then.
 pub(super) const SOON_S: u32 = 1;
+
+/// Extension of the response to a request for which no node of this server has room, or what it needs: nothing was begun, and
+/// another server may have one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unplaced;
 
 /// The body of every error response.
 #[derive(Debug, Serialize, ToSchema)]
@@ -230,6 +237,9 @@ impl IntoResponse for ApiError {
         response.headers_mut().insert(header::LINK, link);
         if self.store_failed {
             response.extensions_mut().insert(StoreFailed);
+        }
+        if matches!(self.error_code, Some(NO_CAPACITY | NODE_AWAY)) {
+            response.extensions_mut().insert(Unplaced);
         }
         response
     }

@@ -142,21 +142,33 @@ impl Builds {
     /// The layers that nothing uses, or why that is not known. Nothing may be committed meanwhile.
     async fn unused(&self) -> Result<Result<Vec<LayerInfo>, String>, StoreError> {
         let ago = |seconds: i64| self.clock.now_us().saturating_sub(seconds.saturating_mul(SECOND_US));
-        let stored = match self.nodes.layers().await {
+        // A node that another server serves has what builds of any server use, and is the other's to tidy.
+        let stored = match self.nodes.layers_here().await {
             Ok(stored) => stored,
             Err(error) => return Ok(Err(format!("cannot list the layers of the node: {}", Chain(&error)))),
         };
         let known: HashSet<&LayerId> = stored.iter().map(|layer| &layer.id).collect();
         let mut used = self.pinned();
+        // Nodes go from one server to another, with what they have.
+        let are_shared = self.nodes.are_shared();
+        if are_shared {
+            let of_all = self.rows.store().layer_cache_layers_of_all().await?;
+            used.extend(of_all.iter().filter_map(|layer| layer.parse::<LayerId>().ok()));
+        }
         for layer in self.rows.layer_cache_layers().await? {
             if let Ok(layer) = layer.parse::<LayerId>() {
-                if !known.contains(&layer) {
+                if !known.contains(&layer) && !are_shared {
                     self.rows.layer_cache_forget(&layer).await?;
                 }
                 used.insert(layer);
             }
         }
-        for json in self.rows.layer_references(ago(DELETED_FOR_S)).await? {
+        let references = if are_shared {
+            self.rows.store().layer_references_of_all(ago(DELETED_FOR_S)).await?
+        } else {
+            self.rows.layer_references(ago(DELETED_FOR_S)).await?
+        };
+        for json in references {
             if let Err(error) = layers_in(&json, &mut used) {
                 // What it refers to is not known, so nothing may be removed.
                 return Ok(Err(format!("invalid spec or recipe of a build: {error}")));
@@ -230,9 +242,18 @@ impl Builds {
         Ok(of_layers.saturating_add(of_memory))
     }
 
+    /// The specs of the finished builds of each team, of all servers of the service.
+    pub(super) async fn references_by_team(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
+        if self.nodes.are_shared() {
+            self.rows.store().layer_references_by_team_of_all().await
+        } else {
+            self.rows.layer_references_by_team().await
+        }
+    }
+
     /// The layers of the finished builds of each team.
     pub(crate) async fn template_layers(&self) -> Result<Vec<(TeamId, HashSet<LayerId>)>, StoreError> {
-        let specs = self.rows.layer_references_by_team().await?;
+        let specs = self.references_by_team().await?;
         let layers = specs.into_iter().map(|(team, json)| {
             let mut layers = HashSet::new();
             // What cannot be read has no size; a collection reports it.

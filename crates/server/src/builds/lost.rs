@@ -20,7 +20,8 @@ impl Builds {
         let own = self.rows.node();
         let mut needed: Vec<(BuildId, Vec<LayerId>)> = Vec::new();
         for row in rows {
-            let is_own = row.node_id.as_ref().is_none_or(|node| node == own);
+            let built_by = row.node_id.as_ref();
+            let is_own = built_by.is_none_or(|node| node == own || self.nodes.has_server(node));
             let spec = row
                 .spec_json
                 .as_deref()

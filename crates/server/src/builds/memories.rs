@@ -86,10 +86,10 @@ impl Builds {
         }
     }
 
-    /// The builds of this node that have memory, with the teams that own them; none if a spec cannot be read.
+    /// The builds of this server, or of all of the service, that have memory, with the teams that own them; none if a spec cannot be read.
     async fn memories_of_teams(&self) -> Result<Option<Vec<(TeamId, BuildId)>>, StoreError> {
         let mut found = Vec::new();
-        for (team, json) in self.rows.layer_references_by_team().await? {
+        for (team, json) in self.references_by_team().await? {
             let Ok(spec) = serde_json::from_str::<BuildSpec>(&json) else {
                 return Ok(None);
             };

@@ -13,7 +13,6 @@ use bytes::Bytes;
 use formats::percent;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, request};
 use http_body::{Frame, SizeHint};
-use proxy::ingress::ResponseBody;
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -174,7 +173,7 @@ pub(super) fn file_name(uri: &Uri) -> String {
 }
 
 /// Makes the answer of an agent, or of the proxy before it, one for the page.
-pub(crate) fn from_agent(response: http::Response<ResponseBody>, reading: &Reading) -> Response {
+pub(crate) fn from_agent(response: Response, reading: &Reading) -> Response {
     let (mut parts, body) = response.into_parts();
     let sent_type = parts.headers.get(header::CONTENT_TYPE).cloned();
     parts.headers = only(&parts.headers, &FROM_AGENT);
@@ -292,7 +291,7 @@ pub(crate) fn without_cookies(headers: &mut HeaderMap) {
 
 /// A body that breaks off when the session ends: a terminal that is open must not outlive a sign-out.
 struct SessionBody {
-    body: ResponseBody,
+    body: Body,
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
     expired: Pin<Box<Sleep>>,
 }
@@ -303,7 +302,7 @@ struct SessionBody {
 struct SessionEnded;
 
 impl SessionBody {
-    fn new(body: ResponseBody, session: &Arc<Session>) -> Self {
+    fn new(body: Body, session: &Arc<Session>) -> Self {
         Self {
             body,
             ended: Box::pin(session.ended.clone().cancelled_owned()),

@@ -16,8 +16,11 @@ use protocol::signature::{Claim, Search};
 use proxy::ingress::answer::Answer;
 use proxy::ingress::route::SignedFile;
 use secrecy::ExposeSecret as _;
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
+use crate::keys::TokenSeed;
+use crate::others::OtherServers;
 use crate::peers::{Peer, PeerRates};
 use crate::sandboxes::registry::Registry;
 
@@ -31,6 +34,13 @@ const WAITING_MAX: usize = 64;
 const REST: u32 = 3;
 /// Maximum number of cached links.
 const CACHE_MAX: usize = 4096;
+
+/// The sandboxes of other servers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Elsewhere<'a> {
+    pub(super) others: &'a OtherServers,
+    pub(super) tokens: &'a TokenSeed,
+}
 
 /// Finds sandboxes by signatures.
 #[derive(Debug, Default)]
@@ -61,6 +71,7 @@ impl SignedLinks {
         registry: &Registry,
         signed: &SignedFile,
         peer: Option<Peer>,
+        elsewhere: Option<Elsewhere<'_>>,
     ) -> Result<SandboxId, Answer> {
         for (name, text) in [("path", &signed.path), ("username", &signed.username)] {
             if text.len() > TEXT_MAX_BYTES {
@@ -78,7 +89,7 @@ impl SignedLinks {
         };
         // A malformed signature belongs to no sandbox.
         let search = claim.search(&signed.signature).ok_or(Answer::BadSignature)?;
-        if let Some(id) = self.cached(registry, &search) {
+        if let Some(id) = self.cached(registry, &search, elsewhere) {
             return Ok(id);
         }
         let permit = match peer.map(|peer| self.misses.0.take(peer)) {
@@ -87,7 +98,10 @@ impl SignedLinks {
             Some(Err(wait)) => return Err(rate_limited(wait)),
         };
         let sought = search.signature_hash();
-        let id = self.search(registry, search).await?;
+        let id = match (self.search(registry, search.clone()).await, elsewhere) {
+            (Err(Answer::BadSignature), Some(elsewhere)) => self.search_elsewhere(elsewhere, search).await?,
+            (found, _) => found?,
+        };
         if let Some(permit) = permit {
             self.misses.0.give_back(&permit);
         }
@@ -96,12 +110,16 @@ impl SignedLinks {
     }
 
     /// The sandbox of an earlier search, if the signature is verified again: it may come with another path.
-    fn cached(&self, registry: &Registry, search: &Search) -> Option<SandboxId> {
+    fn cached(&self, registry: &Registry, search: &Search, elsewhere: Option<Elsewhere<'_>>) -> Option<SandboxId> {
         let id = self.known.lock().get(&search.signature_hash()).cloned()?;
-        let sandbox = registry.running(&id)?;
-        search
-            .is_signed_with(sandbox.access_token.expose_secret())
-            .then_some(id)
+        let is_signed = match (registry.get(&id), elsewhere) {
+            (Some(_), _) | (None, None) => {
+                let sandbox = registry.running(&id)?;
+                search.is_signed_with(sandbox.access_token.expose_secret())
+            }
+            (None, Some(elsewhere)) => search.is_signed_with(elsewhere.tokens.access_token(&id).expose_secret()),
+        };
+        is_signed.then_some(id)
     }
 
     fn cache(&self, sought: [u8; 32], id: SandboxId) {
@@ -117,29 +135,58 @@ impl SignedLinks {
     /// Tries the token of every running sandbox, once it is this search's turn.
     async fn search(&self, registry: &Registry, search: Search) -> Result<SandboxId, Answer> {
         let _waiting = WaitingSlot::take(&self.waiting).ok_or_else(|| rate_limited(Duration::from_secs(1)))?;
-        let mut turn = Arc::clone(&self.turn).lock_owned().await;
+        let turn = self.turn().await;
+        let sandboxes = registry.all_running();
+        run(turn, move || {
+            let mut sandboxes = sandboxes.iter();
+            let found = sandboxes.find(|sandbox| search.is_signed_with(sandbox.access_token.expose_secret()));
+            found.map(|sandbox| sandbox.id.clone())
+        })
+        .await
+    }
+
+    /// Tries the token of every sandbox that runs on a node of another server, whose tokens are the same here.
+    async fn search_elsewhere(&self, elsewhere: Elsewhere<'_>, search: Search) -> Result<SandboxId, Answer> {
+        let _waiting = WaitingSlot::take(&self.waiting).ok_or_else(|| rate_limited(Duration::from_secs(1)))?;
+        let turn = self.turn().await;
+        let sandboxes = elsewhere.others.running_elsewhere().await;
+        let sandboxes = sandboxes.ok_or(Answer::Unavailable)?;
+        let tokens = elsewhere.tokens.clone();
+        run(turn, move || {
+            let mut sandboxes = sandboxes.into_iter();
+            sandboxes.find(|id| search.is_signed_with(tokens.access_token(id).expose_secret()))
+        })
+        .await
+    }
+
+    /// Waits until a search may begin.
+    async fn turn(&self) -> OwnedMutexGuard<Option<Instant>> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
         if let Some(next_at) = *turn {
             tokio::time::sleep_until(next_at).await;
         }
-        let sandboxes = registry.all_running();
-        // The task holds the lock, so that a client disconnect does not let the next search run in parallel.
-        let searching = tokio::task::spawn_blocking(move || {
-            let begun = Instant::now();
-            let found = sandboxes
-                .iter()
-                .find(|sandbox| search.is_signed_with(sandbox.access_token.expose_secret()))
-                .map(|sandbox| sandbox.id.clone());
-            let now = Instant::now();
-            *turn = Some(now + REST * (now - begun));
-            found
-        });
-        match searching.await {
-            Ok(Some(id)) => Ok(id),
-            Ok(None) => Err(Answer::BadSignature),
-            Err(error) => {
-                tracing::error!(%error, "the search for the sandbox of a signed link failed");
-                Err(Answer::Unavailable)
-            }
+        turn
+    }
+}
+
+/// Runs a search. Its task holds the lock, so that a client disconnect does not let the next search run in parallel.
+async fn run(
+    mut turn: OwnedMutexGuard<Option<Instant>>,
+    search: impl FnOnce() -> Option<SandboxId> + Send + 'static,
+) -> Result<SandboxId, Answer> {
+    let searching = tokio::task::spawn_blocking(move || {
+        let begun = Instant::now();
+        let found = search();
+        let now = Instant::now();
+        *turn = Some(now + REST * (now - begun));
+        found
+    });
+    match searching.await {
+        Ok(Some(id)) => Ok(id),
+        Ok(None) => Err(Answer::BadSignature),
+        Err(error) => {
+            tracing::error!(%error, "the search for the sandbox of a signed link failed");
+            Err(Answer::Unavailable)
         }
     }
 }
@@ -196,19 +243,28 @@ mod tests {
         let (guesser, other) = (Some(Peer::V6(1)), Some(Peer::V6(2)));
         let signed = signed("/a".to_owned(), &signature("token"));
         for _ in 0..MISSES.0 {
-            let answer = links.find(&registry, &signed, guesser).await.expect_err("no sandbox");
+            let answer = links
+                .find(&registry, &signed, guesser, None)
+                .await
+                .expect_err("no sandbox");
             assert_eq!(answer, Answer::BadSignature);
         }
         for _ in 0..10 {
-            let answer = links.find(&registry, &signed, guesser).await.expect_err("no sandbox");
+            let answer = links
+                .find(&registry, &signed, guesser, None)
+                .await
+                .expect_err("no sandbox");
             assert_eq!(answer.status(), 429, "{answer:?}");
         }
         for who in [other, None] {
-            let answer = links.find(&registry, &signed, who).await.expect_err("no sandbox");
+            let answer = links.find(&registry, &signed, who, None).await.expect_err("no sandbox");
             assert_eq!(answer, Answer::BadSignature);
         }
         tokio::time::advance(MISSES.1).await;
-        let answer = links.find(&registry, &signed, guesser).await.expect_err("no sandbox");
+        let answer = links
+            .find(&registry, &signed, guesser, None)
+            .await
+            .expect_err("no sandbox");
         assert_eq!(answer, Answer::BadSignature, "one permit was refilled");
     }
 
@@ -218,15 +274,18 @@ mod tests {
         let peer = Some(Peer::V6(1));
         for _ in 0..3 * MISSES.0 {
             let long = signed("x".repeat(TEXT_MAX_BYTES + 1), &signature("token"));
-            let answer = links.find(&registry, &long, peer).await.expect_err("too long");
+            let answer = links.find(&registry, &long, peer, None).await.expect_err("too long");
             assert_eq!(answer.status(), 400);
             let garbage = signed("/a".to_owned(), "v1_garbage");
-            let answer = links.find(&registry, &garbage, peer).await.expect_err("garbage");
+            let answer = links.find(&registry, &garbage, peer, None).await.expect_err("garbage");
             assert_eq!(answer, Answer::BadSignature);
         }
         assert_eq!(*links.turn.lock().await, None, "nothing was searched");
         let longest = signed("x".repeat(TEXT_MAX_BYTES), &signature("token"));
-        let answer = links.find(&registry, &longest, peer).await.expect_err("no sandbox");
+        let answer = links
+            .find(&registry, &longest, peer, None)
+            .await
+            .expect_err("no sandbox");
         assert_eq!(answer, Answer::BadSignature);
         assert!(links.turn.lock().await.is_some());
     }
@@ -237,18 +296,21 @@ mod tests {
         let held = Arc::clone(&links.turn).lock_owned().await;
         let signed = signed("/a".to_owned(), &signature("token"));
         let mut waiting: Vec<_> = (0..WAITING_MAX)
-            .map(|_| Box::pin(links.find(&registry, &signed, None)))
+            .map(|_| Box::pin(links.find(&registry, &signed, None, None)))
             .collect();
         for search in &mut waiting {
             let now = std::future::poll_fn(|cx| std::task::Poll::Ready(search.as_mut().poll(cx).is_ready())).await;
             assert!(!now);
         }
-        let answer = links.find(&registry, &signed, None).await.expect_err("no place");
+        let answer = links.find(&registry, &signed, None, None).await.expect_err("no place");
         assert_eq!(answer.status(), 429);
         // A cancelled search releases its slot.
         drop(waiting);
         drop(held);
-        let answer = links.find(&registry, &signed, None).await.expect_err("no sandbox");
+        let answer = links
+            .find(&registry, &signed, None, None)
+            .await
+            .expect_err("no sandbox");
         assert_eq!(answer, Answer::BadSignature);
     }
 }

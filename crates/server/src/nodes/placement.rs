@@ -10,6 +10,7 @@ use model::id::{LayerId, NodeId};
 use model::placement::{Need, Nodes, Outcome, Report};
 use parking_lot::Mutex;
 
+use super::room::Room;
 use crate::chance::Chance;
 use crate::clock::Clock;
 
@@ -87,6 +88,12 @@ impl Placement {
         let mut random = |below| self.chance.below(below);
         let now_us = self.clock.now_us();
         self.seen.lock().candidates_of(of, need, now_us, &mut random)
+    }
+
+    /// What all nodes have left for a sandbox of any kind.
+    pub(super) fn room(&self) -> Room {
+        let (nodes, load) = self.seen.lock().room(&Need::default(), self.clock.now_us());
+        Room { load, nodes }
     }
 
     /// Any number, to order what is equal.

@@ -25,7 +25,7 @@ use super::idempotency::KeyClaim;
 use super::policy::PolicyContext;
 use super::repositories::preparation_policy;
 use crate::admission::Admission;
-use crate::admission::quota::Reservation;
+use crate::admission::quota::{OverQuota, Reservation, ResourceUse};
 use crate::agent::AgentError;
 use crate::builds::recipe::BuildSpec;
 use crate::clock::{SECOND_US, rfc3339};
@@ -144,6 +144,9 @@ pub(crate) enum CreateError {
     Died,
     #[error("the task panicked or was cancelled")]
     TaskFailed,
+    /// The team has started others on other servers meanwhile.
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
 }
 
 impl Sandboxes {
@@ -211,7 +214,7 @@ impl Sandboxes {
         self.tracked.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
             Err(CreateError::NoCapacity { .. } | CreateError::Busy { team_limit: None }) => CreateOutcome::NoCapacity,
-            Err(CreateError::Busy { team_limit: Some(_) }) => CreateOutcome::Limited,
+            Err(CreateError::Busy { team_limit: Some(_) } | CreateError::OverQuota(_)) => CreateOutcome::Limited,
             Err(CreateError::Repositories(RepositoryError::Refused(_))) => CreateOutcome::Refused,
             Err(_) => CreateOutcome::Failed,
         });
@@ -355,13 +358,34 @@ impl Sandboxes {
         let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(new.max_end_us);
         let version = known_version(agent_version);
         let clock = Instant::now();
-        match node.rows.sandbox_insert_running(new, now_us, end_us, version).await {
+        match self.store_running(node, new, (now_us, end_us), version).await {
             Ok(row) => Ok((row, Stage::new("store", clock.elapsed()))),
             Err(error) => {
                 self.discard(node, &id).await;
-                Err(error.into())
+                Err(error)
             }
         }
+    }
+
+    /// Stores the row of a sandbox that runs. Where there are several servers, only the database knows whether its team is within
+    /// its limits: what each of them knows of the others is some time old.
+    async fn store_running(
+        &self,
+        node: &ServedNode,
+        new: NewSandbox,
+        (started_us, end_us): (i64, i64),
+        version: &str,
+    ) -> Result<SandboxRow, CreateError> {
+        let rows = &node.rows;
+        if self.nodes.are_of_several() {
+            let quota = node.admission.quota_of(&new.team_id).await?;
+            if let Some(most) = quota.most() {
+                let share = ResourceUse::one_sandbox(new.cpu_count, new.memory_mb);
+                let stored = rows.sandbox_insert_running_within(new, started_us, end_us, version, most);
+                return Ok(stored.await?.map_err(|used| quota.over_by(used, share))?);
+            }
+        }
+        Ok(rows.sandbox_insert_running(new, started_us, end_us, version).await?)
     }
 
     /// Stores that a sandbox runs which has a row and which the node has started. If it fails, the sandbox is ended.

@@ -44,6 +44,7 @@ mod repositories;
 mod restores;
 mod sandbox_metrics;
 mod secrets;
+mod servers;
 mod several;
 mod signed;
 mod single;

@@ -13,7 +13,8 @@ use server::clock::Clock;
 use server::lease::NodeLease;
 use server::members::NodeMembers;
 use server::operator::OperatorSocket;
-use server::server::Server;
+use server::server::{Server, StartError};
+use server::settings::{ServerSettings, ServersSettings};
 use store::Store;
 use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
@@ -25,11 +26,11 @@ use tokio_util::task::TaskTracker;
 use crate::platform::{KEY, Reply, TestClock, host, open, seed, send, settings, within};
 
 /// A server, and what its nodes need to connect.
-struct Several {
-    addr: SocketAddr,
+pub(crate) struct Several {
+    pub(crate) addr: SocketAddr,
     nodes: SocketAddr,
-    authority: Arc<Authority>,
-    store: Store,
+    pub(crate) authority: Arc<Authority>,
+    pub(crate) store: Store,
     server: Server,
     tasks: JoinSet<()>,
     stop: CancellationToken,
@@ -37,9 +38,16 @@ struct Several {
 }
 
 /// A node that is connected until this is dropped.
-struct Connected {
-    credentials: Credentials,
+pub(crate) struct Connected {
+    pub(crate) credentials: Credentials,
     serving: JoinHandle<()>,
+}
+
+/// A new authority of nodes.
+pub(crate) fn authority() -> Arc<Authority> {
+    let key = Authority::make_key().expect("a key");
+    let certificate = Authority::make_certificate(&key).expect("a certificate");
+    Arc::new(Authority::load(&key, &certificate).expect("an authority"))
 }
 
 impl Drop for Connected {
@@ -57,14 +65,24 @@ impl Several {
     }
 
     async fn over(directory: TempDir, store: Store) -> Self {
+        Self::one_of(directory, store, 1, authority(), None)
+            .await
+            .expect("a server")
+    }
+
+    /// The server with this number, which works with others if `adjust` is given, that changes how.
+    pub(crate) async fn one_of(
+        directory: TempDir,
+        store: Store,
+        number: u8,
+        authority: Arc<Authority>,
+        adjust: Option<fn(&mut ServerSettings)>,
+    ) -> Result<Self, StartError> {
         let mut settings = settings(&TestClock::new());
         // What nodes have said becomes old, so time goes on.
         settings.clock = Clock::system();
         // Of nodes that are alike, the same one always comes first.
         settings.chance = Chance::new(|_| 0);
-        let key = Authority::make_key().expect("a key");
-        let certificate = Authority::make_certificate(&key).expect("a certificate");
-        let authority = Arc::new(Authority::load(&key, &certificate).expect("an authority"));
         let hub = Arc::new(Hub::default());
         let members = NodeMembers::new(
             store.clone(),
@@ -77,14 +95,26 @@ impl Several {
         let for_nodes = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let (addr, nodes) = (listener.local_addr().expect("an address"), for_nodes.local_addr());
         let stop = CancellationToken::new();
-        let lease = NodeLease::take(&store, host(1), settings.clock.clone())
+        if let Some(adjust) = adjust {
+            let nodes = nodes.as_ref().expect("an address");
+            settings.servers = Some(ServersSettings {
+                name: format!("host {number}"),
+                address: Some(format!("https://{nodes}").parse().expect("an address")),
+                can_share: true,
+                authority: Arc::clone(&authority),
+                now: SystemTime::now,
+            });
+            adjust(&mut settings);
+        }
+        let lease = NodeLease::take(&store, host(number), settings.clock.clone())
             .await
             .expect("a lease");
         let socket = OperatorSocket::bind(directory.path()).expect("a socket");
         let operator = (socket, Arc::clone(&members));
         let started = Server::start_without_node(listener, operator, lease, settings, stop.child_token()).await;
-        let (server, sessions) = started.expect("a server");
+        let (server, sessions) = started?;
         let port = Port {
+            id: host(number).id,
             authority: Arc::clone(&authority),
             members,
             hub,
@@ -95,7 +125,7 @@ impl Several {
         let serving = port.serve(for_nodes, stop.clone());
         tasks.spawn(async move { serving.await.expect("a port") });
         tasks.spawn(sessions.serve());
-        Self {
+        Ok(Self {
             addr,
             nodes: nodes.expect("an address"),
             authority,
@@ -104,15 +134,15 @@ impl Several {
             tasks,
             stop,
             _directory: directory,
-        }
+        })
     }
 
-    fn address(&self) -> Address {
+    pub(crate) fn address(&self) -> Address {
         format!("https://{}", self.nodes).parse().expect("an address")
     }
 
     /// Makes a node join, and connects it.
-    async fn join(&self, node: &Arc<FakeNode>) -> Connected {
+    pub(crate) async fn join(&self, node: &Arc<FakeNode>) -> Connected {
         let token = self.authority.make_token().expect("a token");
         let inserted = self.store.node_token_insert(&token.hash(), 0, i64::MAX).await;
         inserted.expect("a database");
@@ -121,7 +151,7 @@ impl Several {
     }
 
     /// Connects a node as one that was just started.
-    async fn connect(&self, node: &Arc<FakeNode>, credentials: &Credentials) -> Connected {
+    pub(crate) async fn connect(&self, node: &Arc<FakeNode>, credentials: &Credentials) -> Connected {
         // Refused until its session before was let go.
         let connecting = async {
             loop {
@@ -143,7 +173,7 @@ impl Several {
         }
     }
 
-    async fn call(&self, method: &str, path: &str, body: &str) -> Reply {
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> Reply {
         let mut headers = vec![("host", "localhost"), ("X-API-KEY", KEY)];
         if !body.is_empty() {
             headers.push(("content-type", "application/json"));
@@ -151,12 +181,12 @@ impl Several {
         send(self.addr, method, path, &headers, Bytes::from(body.to_owned())).await
     }
 
-    async fn create(&self) -> Reply {
+    pub(crate) async fn create(&self) -> Reply {
         self.call("POST", "/sandboxes", r#"{"templateID":"base"}"#).await
     }
 
     /// Creates a sandbox, once a node is there that does.
-    async fn created(&self) -> SandboxId {
+    pub(crate) async fn created(&self) -> SandboxId {
         let creating = async {
             loop {
                 let reply = self.create().await;
@@ -181,18 +211,18 @@ impl Several {
         within(preferring).await;
     }
 
-    async fn close(mut self) {
+    pub(crate) async fn close(mut self) {
         self.stop.cancel();
         within(self.server.drained()).await;
         within(async { while self.tasks.join_next().await.is_some() {} }).await;
     }
 }
 
-fn has(node: &FakeNode, id: &SandboxId) -> bool {
+pub(crate) fn has(node: &FakeNode, id: &SandboxId) -> bool {
     node.running.lock().contains(id)
 }
 
-fn room(memory_available_bytes: u64) -> HostCapacity {
+pub(crate) fn room(memory_available_bytes: u64) -> HostCapacity {
     HostCapacity {
         memory_available_bytes,
         disk_available_bytes: 1 << 40,

@@ -24,7 +24,7 @@ use crate::api::body::values::{
     TemplateReference, Texts, Variables, WorkingTreePath,
 };
 use crate::api::describe::error_sets;
-use crate::api::error::{ApiError, SOON_S};
+use crate::api::error::{ApiError, NODE_AWAY, SOON_S};
 use crate::api::injection_values::ItemValue;
 use crate::api::json::json;
 use crate::api::state::ApiState;
@@ -470,6 +470,7 @@ impl From<CreateError> for ApiError {
         };
         match error {
             CreateError::Store(error) => error.into(),
+            CreateError::OverQuota(over) => over.into(),
             CreateError::NotReady { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, error.to_string()),
             CreateError::TimedOut => Self::new(StatusCode::GATEWAY_TIMEOUT, "the sandbox did not start in time")
                 .code("sandbox_placement_timeout"),
@@ -485,7 +486,7 @@ impl From<CreateError> for ApiError {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "no node is connected on which the sandbox could run, so it was not created: try again",
             )
-            .code("node_away")
+            .code(NODE_AWAY)
             .retry_after(SOON_S)
             .caused_by(error),
             CreateError::Node(NodeError::NoLayer(ref layer)) => Self::lost_template(layer).caused_by(error),

@@ -3,7 +3,7 @@
 use http::StatusCode;
 
 use crate::api::describe::error_sets;
-use crate::api::error::{ApiError, SOON_S};
+use crate::api::error::{ApiError, NODE_AWAY, SOON_S};
 use crate::sandboxes::change::ChangeError;
 use crate::sandboxes::elsewhere::AbsentError;
 
@@ -41,13 +41,42 @@ impl ApiError {
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("sandbox \"{id}\" is on node \"{node}\", which is not connected: try again later"),
             )
-            .code("node_away"),
+            .code(NODE_AWAY),
             AbsentError::Elsewhere { node } => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("sandbox \"{id}\" is on node \"{node}\": send the request to the server of that node"),
             )
             .code("sandbox_on_other_node"),
         }
+    }
+
+    /// 503: the server that serves the node of the sandbox does not answer this one.
+    pub(crate) fn other_server_away(id: impl std::fmt::Display) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "sandbox \"{id}\" is on a node of another server, which does not answer, and whether a change took effect is \
+                 not known: try again in a moment"
+            ),
+        )
+        .code(NODE_AWAY)
+        .retry_after(SOON_S)
+    }
+
+    /// 503: the server that builds a template does not answer this one.
+    pub(crate) fn build_server_away() -> Self {
+        let why = "the server that builds this template does not answer: try again in a moment";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why).retry_after(SOON_S)
+    }
+
+    /// 500: another server was to create a sandbox and has not answered. SDKs must not try again by themselves, because one may
+    /// have been created.
+    pub(crate) fn create_unknown() -> Self {
+        let why = "the server that was to create the sandbox does not answer, and it is not known whether it did: see the list \
+                   of sandboxes, or send the request again if it has an Idempotency-Key";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+            .code("internal_server_error")
+            .should_retry(false)
     }
 
     /// 409: the sandbox is being ended.

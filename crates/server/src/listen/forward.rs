@@ -1,0 +1,326 @@
+//! Requests about sandboxes whose node another server serves: forwarding them there, and answering those that come from there.
+//!
+//! A forwarded request is what the client has sent, over HTTP/1.1, or HTTP/2 for a call of gRPC, on a stream between the two
+//! servers ([`link::ServerLink`]). The server that has the sandbox checks credentials, limits and tokens, as if the client had
+//! come to it; this one checks nothing and changes nothing. One header, [`HEAD`], says what the request is about and who the
+//! client is. It is believed on such a stream alone, which only a server can open, and whatever a client has sent under its name
+//! is replaced. A request that arrived on one is never forwarded again.
+//!
+//! Both servers stream in both directions and hold no more than a window of a stream. What ends a forwarded request: its client,
+//! the sandbox, either server. Opening a stream takes 5 seconds at most, and a server that does not answer pings for 15 is given
+//! up with all that waits for it.
+
+mod paths;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::response::IntoResponse as _;
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use link::ServerLink;
+use model::id::SandboxId;
+use proxy::ingress::answer::Answer;
+use proxy::ingress::route::Target;
+use proxy::ingress::{ClientBody, refusal};
+
+use self::paths::{creates, sandbox_in, template_worked_on};
+use super::Gateway;
+use super::forwarding::to_others::{API, API_CHOSEN, Chosen};
+use super::forwarding::{ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE};
+use crate::api::{ApiError, Unplaced, read_limited};
+use crate::authentication::{Owner, SessionOwner};
+use crate::ids::new_sandbox_id;
+use crate::others::Location;
+use crate::peers::ClientPeer;
+
+/// Longest body of a create request that may be sent to several servers, in bytes. It is held here before it is known who sends
+/// it. What is longer, or of unknown length, is for the nodes of this server.
+const CREATE_MAX_BYTES: usize = 64 << 10;
+/// How many servers are asked to create a sandbox at most, besides this one.
+const ASKED: usize = 3;
+
+/// What became of a create request at another server.
+enum Asked {
+    /// The server has answered, with a sandbox or without.
+    Answered(Response<Body>),
+    /// The server has no room, or was not reached.
+    Refused,
+    /// The server has not answered.
+    Unknown,
+}
+
+impl Gateway {
+    /// Answers a request about a sandbox on a node of another server; gives it back where there is none.
+    pub(super) async fn forward_traffic(
+        &self,
+        request: Request<ClientBody>,
+        target: &Target,
+        client: ClientPeer,
+    ) -> Result<Response<Body>, Request<ClientBody>> {
+        let Some(forwarding) = self.forwarding.get() else {
+            return Err(request);
+        };
+        // What is refused whoever has the sandbox is refused here.
+        if self.services.registry.get(&target.id).is_some() || refusal(&request, target).is_some() {
+            return Err(request);
+        }
+        match forwarding.is_at_another(&target.id, client).await {
+            Location::Here => return Err(request),
+            Location::Away => return Ok(self.proxy_answer(&request, &Answer::Unavailable)),
+            Location::At(_) => {}
+        }
+        let head = Head::of(Some(target.id.clone()), Some(target.port), client);
+        let wants = request.headers().clone();
+        let (method, port) = (request.method().clone(), target.port);
+        let response = match forwarding.send(request, &head, target, &forwarding.traffic).await {
+            Forwarded::Answered(response) => response,
+            // A limit of this server.
+            Forwarded::Unsent(response) if response.status() == StatusCode::TOO_MANY_REQUESTS => response,
+            Forwarded::NotThere(_) | Forwarded::Unsent(_) | Forwarded::Lost => {
+                let answer = if self.has_ended(forwarding, &target.id).await {
+                    Answer::NotFound(target.id.clone())
+                } else {
+                    Answer::Unavailable
+                };
+                self.ingress.answer(&wants, &answer).map(Body::new)
+            }
+        };
+        let status = response.status().as_u16();
+        tracing::debug!(sandbox.id = %target.id, port, %method, status, "sandbox traffic was forwarded");
+        Ok(response)
+    }
+
+    /// Answers a request to the API about a sandbox on a node of another server; gives it back where there is none.
+    pub(super) async fn forward_api(
+        &self,
+        request: Request<ClientBody>,
+    ) -> Result<Response<Body>, Request<ClientBody>> {
+        let Some(forwarding) = self.forwarding.get().filter(|_| self.is_ready()) else {
+            return Err(request);
+        };
+        let Some(client) = client_of(&request) else {
+            return Err(request);
+        };
+        if creates(request.method(), request.uri().path()) && forwarding.others.is_several() && is_short(&request) {
+            return Ok(Box::pin(self.create_anywhere(forwarding, request, client)).await);
+        }
+        if let Some(template) = template_worked_on(request.method(), request.uri().path())
+            && let Some(link) = forwarding.others.home_of(template)
+        {
+            return Ok(Box::pin(self.build_at_home(forwarding, request, client, &link)).await);
+        }
+        let Some(id) = sandbox_in(request.uri().path()) else {
+            return Err(request);
+        };
+        if self.services.registry.get(&id).is_some() {
+            return Err(request);
+        }
+        let Location::At(link) = forwarding.is_at_another(&id, client).await else {
+            return Err(request);
+        };
+        let mut head = Head::of(Some(id.clone()), None, client);
+        head.owner = owner_of(&request);
+        let target = Target { id, port: API };
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let response = match forwarding.send(request, &head, &target, &forwarding.api).await {
+            Forwarded::Answered(response) => response,
+            Forwarded::NotThere(response) => {
+                forwarding.others.forget(&target.id);
+                response
+            }
+            Forwarded::Unsent(_) | Forwarded::Lost => {
+                let error = if self.has_ended(forwarding, &target.id).await {
+                    ApiError::no_sandbox(&target.id)
+                } else {
+                    ApiError::other_server_away(&target.id)
+                };
+                error.into_response()
+            }
+        };
+        let status = response.status().as_u16();
+        tracing::info!(server.id = %link.other(), %method, path, status, "forwarded");
+        Ok(response)
+    }
+
+    /// Whether a sandbox is gone that was forwarded to without success: no server has it.
+    async fn has_ended(&self, forwarding: &Forwarding, id: &SandboxId) -> bool {
+        forwarding.others.forget(id);
+        let is_nowhere = matches!(forwarding.others.find(id, None).await, Location::Here);
+        is_nowhere && self.services.registry.get(id).is_none()
+    }
+
+    /// Has the server answer that builds a template, if it is another one: it has the files and the layers of earlier builds.
+    async fn build_at_home(
+        &self,
+        forwarding: &Forwarding,
+        request: Request<ClientBody>,
+        client: ClientPeer,
+        link: &Arc<ServerLink>,
+    ) -> Response<Body> {
+        let owner = owner_of(&request);
+        match self.ask(forwarding, request, client, owner.as_ref(), link).await {
+            Forwarded::Answered(response) | Forwarded::NotThere(response) => response,
+            Forwarded::Unsent(_) | Forwarded::Lost => ApiError::build_server_away().into_response(),
+        }
+    }
+
+    /// Creates a sandbox on a node of this server, or of another one if those here have no room or clearly less.
+    async fn create_anywhere(
+        &self,
+        forwarding: &Forwarding,
+        request: Request<ClientBody>,
+        client: ClientPeer,
+    ) -> Response<Body> {
+        let owner = owner_of(&request);
+        let (parts, body) = request.into_parts();
+        let read = match read_limited(&parts.headers, Body::new(body), CREATE_MAX_BYTES).await {
+            Ok(read) => Bytes::from(read),
+            Err(error) => return error.into_response(),
+        };
+        let again = || {
+            let body = self.ingress.body_of(read.clone());
+            let mut request = Request::new(body);
+            *request.method_mut() = parts.method.clone();
+            *request.uri_mut() = parts.uri.clone();
+            *request.version_mut() = parts.version;
+            *request.headers_mut() = parts.headers.clone();
+            *request.extensions_mut() = parts.extensions.clone();
+            request
+        };
+        let own = self.services.sandboxes.nodes.room();
+        let mut others = forwarding.others.with_room().into_iter().take(ASKED).peekable();
+        if let Some((_, link)) = others.next_if(|(room, _)| room.is_clearly_better(own)) {
+            match self.create_at(forwarding, again(), client, owner.as_ref(), &link).await {
+                Asked::Answered(response) => return response,
+                Asked::Refused => {}
+                Asked::Unknown => return ApiError::create_unknown().into_response(),
+            }
+        }
+        // What is told is what this server says, unless another one can do it.
+        let refused = self.answer_from_api_here(again()).await;
+        if refused.extensions().get::<Unplaced>().is_none() {
+            return refused;
+        }
+        for (_, link) in others {
+            match self.create_at(forwarding, again(), client, owner.as_ref(), &link).await {
+                Asked::Answered(response) => return response,
+                Asked::Refused => {}
+                Asked::Unknown => return ApiError::create_unknown().into_response(),
+            }
+        }
+        refused
+    }
+
+    /// Has another server create a sandbox.
+    async fn create_at(
+        &self,
+        forwarding: &Forwarding,
+        request: Request<ClientBody>,
+        client: ClientPeer,
+        owner: Option<&HeadOwner>,
+        link: &Arc<ServerLink>,
+    ) -> Asked {
+        match self.ask(forwarding, request, client, owner, link).await {
+            Forwarded::Answered(response) => {
+                let status = response.status().as_u16();
+                tracing::info!(server.id = %link.other(), status, "a create request was forwarded");
+                Asked::Answered(response)
+            }
+            Forwarded::NotThere(_) | Forwarded::Unsent(_) => Asked::Refused,
+            Forwarded::Lost => Asked::Unknown,
+        }
+    }
+
+    /// Sends a request that is about no sandbox to a server.
+    async fn ask(
+        &self,
+        forwarding: &Forwarding,
+        request: Request<ClientBody>,
+        client: ClientPeer,
+        owner: Option<&HeadOwner>,
+        link: &Arc<ServerLink>,
+    ) -> Forwarded {
+        // It names the request on its way to the stream, and is that of no sandbox.
+        let id = match new_sandbox_id() {
+            Ok(id) => id,
+            Err(error) => return Forwarded::Unsent(ApiError::internal().caused_by(error).into_response()),
+        };
+        let _chosen = Chosen::new(&forwarding.chosen, &id, link);
+        let target = Target { id, port: API_CHOSEN };
+        let head = Head {
+            owner: owner.cloned(),
+            ..Head::of(None, None, client)
+        };
+        forwarding.send(request, &head, &target, &forwarding.api).await
+    }
+
+    /// Answers a request that another server has forwarded.
+    pub(super) async fn answer_forwarded(&self, request: Request<Incoming>) -> Response<Body> {
+        let (mut parts, body) = request.into_parts();
+        let head = parts.headers.remove(HEAD);
+        let head: Option<Head> = head.and_then(|head| serde_json::from_slice(head.as_bytes()).ok());
+        let body = self.ingress.body(parts.version, &parts.headers, body);
+        let Some(head) = head else {
+            return self
+                .ingress
+                .answer(
+                    &parts.headers,
+                    &Answer::BadRequest("the request was not forwarded by a server".to_owned()),
+                )
+                .map(Body::new);
+        };
+        let client = ClientPeer {
+            peer: head.peer,
+            is_loopback: head.is_loopback,
+            is_tls: head.is_tls,
+        };
+        parts.extensions.insert(client);
+        if let Some(HeadOwner { credential, team, user }) = head.owner {
+            parts.extensions.insert(SessionOwner(Owner { credential, team, user }));
+        }
+        let request = Request::from_parts(parts, body);
+        let is_create = head.sandbox.is_none();
+        let is_here = head
+            .sandbox
+            .as_ref()
+            .is_none_or(|id| self.services.registry.get(id).is_some());
+        let mut response = match (head.sandbox, head.port) {
+            (Some(id), Some(port)) if self.is_ready() => self.answer_from_sandbox(request, Target { id, port }).await,
+            (Some(_), Some(_)) => self.proxy_answer(&request, &Answer::Unavailable),
+            _ => self.answer_from_api_here(request).await,
+        };
+        let is_refused = is_create && response.extensions().get::<Unplaced>().is_some();
+        let answered = if is_here && !is_refused { HERE } else { NOT_HERE };
+        // Also in place of what a program in a sandbox has sent.
+        response.headers_mut().insert(ANSWERED, answered);
+        response
+    }
+}
+
+/// Whether the body of a request says that it is short enough to be sent again.
+fn is_short(request: &Request<ClientBody>) -> bool {
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length: Option<usize> = length.and_then(|value| value.to_str().ok()?.parse().ok());
+    length.is_some_and(|length| length <= CREATE_MAX_BYTES)
+}
+
+/// The client of a request to the API. What a reverse proxy says of its connection is not in a forwarded request.
+fn client_of(request: &Request<ClientBody>) -> Option<ClientPeer> {
+    let client = request.extensions().get::<ClientPeer>().copied()?;
+    let proto = request.headers().get("x-forwarded-proto").map(HeaderValue::as_bytes);
+    Some(ClientPeer {
+        is_tls: client.is_tls || proto.is_some_and(|proto| proto.eq_ignore_ascii_case(b"https")),
+        ..client
+    })
+}
+
+fn owner_of(request: &Request<ClientBody>) -> Option<HeadOwner> {
+    let SessionOwner(owner) = request.extensions().get::<SessionOwner>()?;
+    Some(HeadOwner {
+        credential: owner.credential.clone(),
+        team: owner.team.clone(),
+        user: owner.user.clone(),
+    })
+}

@@ -1,0 +1,388 @@
+//! The other servers of a service: several that work on one database, each with nodes of its own.
+//!
+//! A server says about once a second that it is there and what its nodes have left, and reads the same of the others and what
+//! teams use on their nodes. Where a sandbox is, it asks the database once and then remembers ([`routes`]), until the server that
+//! has it says otherwise, or does not answer.
+//!
+//! Nothing here decides who may change what: that is the lease of each node. A server that believes something old is told so by
+//! the one that it asks, or changes nothing.
+
+mod routes;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use link::{Address, Authority, ServerLink};
+use model::id::{NodeId, OwnerId, SandboxId};
+use model::lifecycle::State;
+use parking_lot::{Mutex, RwLock};
+use sha2::{Digest as _, Sha256};
+use store::Store;
+use store::error::StoreError;
+use store::nodes::{Lease, NodeRows};
+use store::servers::{ServedNodeRow, ServerRow};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::routes::{Known, Routes};
+use crate::admission::AdmissionControl;
+use crate::chain::Chain;
+use crate::clock::Clock;
+use crate::lease::NodeLease;
+use crate::nodes::Nodes;
+use crate::nodes::room::Room;
+use crate::peers::{Peer, PeerRates};
+use crate::settings::ServersSettings;
+
+/// Pause between two times that a server says that it is there, and looks who else is.
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
+/// Questions to the database at the same time about where sandboxes are, and how long a request waits for its turn.
+const LOOKUPS: (usize, Duration) = (8, Duration::from_secs(1));
+/// Burst and refill interval of the questions of one peer that found no sandbox: an id is not a credential.
+const MISSES: (u32, Duration) = (120, Duration::from_millis(200));
+
+/// Why a server cannot work on its database together with others.
+#[derive(Debug, thiserror::Error)]
+pub enum OthersError {
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The database is a file.
+    #[error(
+        "nodes.address is for several servers, and those need PostgreSQL: set database_url, or leave nodes.address out"
+    )]
+    NeedsPostgres,
+    /// The database is a file, and another server uses it.
+    #[error(
+        "another server, on {name}, works on this database, which is a file of SQLite: several servers need PostgreSQL \
+         (database_url)"
+    )]
+    NotShared {
+        /// The name of its host.
+        name: String,
+    },
+    /// This server cannot be reached by the other one.
+    #[error(
+        "another server, on {name}, works on this database: set nodes.address to where it reaches the port of --nodes-listen \
+         of this one, as https://<host>:<port>"
+    )]
+    NoAddress {
+        /// The name of its host.
+        name: String,
+    },
+    /// The other server cannot be reached by this one.
+    #[error(
+        "the server on {name}, which works on this database, has no nodes.address: set it there, and restart it first"
+    )]
+    OtherWithoutAddress {
+        /// The name of its host.
+        name: String,
+    },
+}
+
+/// Where a sandbox is that is not in the registry of this server.
+#[derive(Debug, Clone)]
+pub(crate) enum Location {
+    /// There is none, or this server has its node.
+    Here,
+    /// No server has its node, or that is not known.
+    Away,
+    /// On a node of this server.
+    At(Arc<ServerLink>),
+}
+
+/// A server that is there.
+#[derive(Debug, Clone)]
+struct Other {
+    link: Arc<ServerLink>,
+    room: Option<Room>,
+}
+
+/// The other servers.
+#[derive(Debug)]
+pub(crate) struct OtherServers {
+    rows: NodeRows,
+    owner: OwnerId,
+    name: String,
+    address: Address,
+    authority: Arc<Authority>,
+    now: fn() -> SystemTime,
+    nodes: Arc<Nodes>,
+    admission: Arc<AdmissionControl>,
+    clock: Clock,
+    /// The tasks of connections to others, and what ends them.
+    tasks: (TaskTracker, CancellationToken),
+    /// The servers that are there.
+    present: RwLock<Vec<Other>>,
+    links: Mutex<HashMap<NodeId, Arc<ServerLink>>>,
+    routes: Mutex<Routes>,
+    lookups: Semaphore,
+    misses: PeerRates,
+}
+
+impl OtherServers {
+    /// Checks that the server with this lease can work on its database together with those that are there, and says that it is.
+    /// None if it works alone, because others could not reach it.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub(crate) async fn register(
+        lease: &NodeLease,
+        settings: ServersSettings,
+        nodes: Arc<Nodes>,
+        admission: Arc<AdmissionControl>,
+        clock: Clock,
+        tasks: (TaskTracker, CancellationToken),
+    ) -> Result<Option<Arc<Self>>, OthersError> {
+        let rows = lease.rows().clone();
+        let store = rows.store();
+        if settings.address.is_some() && !settings.can_share {
+            return Err(OthersError::NeedsPostgres);
+        }
+        let text = settings.address.as_ref().map(Address::to_string);
+        // Before the others are looked at: of two that start at the same time, at least one sees the other.
+        rows.server_beat(&settings.name, text.as_deref(), None, clock.now_us())
+            .await?;
+        let now_us = clock.now_us();
+        for other in store.server_list().await? {
+            if other.id == *rows.node() || !is_present(&other, now_us) {
+                continue;
+            }
+            let name = other.name;
+            if !settings.can_share {
+                return Err(OthersError::NotShared { name });
+            }
+            if settings.address.is_none() {
+                return Err(OthersError::NoAddress { name });
+            }
+            if other.address.is_none() {
+                return Err(OthersError::OtherWithoutAddress { name });
+            }
+        }
+        Ok(settings.address.map(|address| {
+            Arc::new(Self {
+                rows,
+                owner: lease.owner().clone(),
+                name: settings.name,
+                address,
+                authority: settings.authority,
+                now: settings.now,
+                nodes,
+                admission,
+                clock,
+                tasks,
+                present: RwLock::default(),
+                links: Mutex::default(),
+                routes: Mutex::default(),
+                lookups: Semaphore::new(LOOKUPS.0),
+                misses: PeerRates::new(MISSES.0, MISSES.1),
+            })
+        }))
+    }
+
+    /// The owner of the leases of this server.
+    pub(crate) fn owner(&self) -> &OwnerId {
+        &self.owner
+    }
+
+    /// Whether another server is there.
+    pub(crate) fn is_several(&self) -> bool {
+        !self.present.read().is_empty()
+    }
+
+    /// The servers other than this one that may have room for a sandbox, the best first, and how good the best of them is.
+    pub(crate) fn with_room(&self) -> Vec<(Room, Arc<ServerLink>)> {
+        let present = self.present.read();
+        let rooms = present
+            .iter()
+            .filter_map(|other| Some((other.room?, Arc::clone(&other.link))));
+        let mut found: Vec<_> = rooms.filter(|(room, _)| room.nodes > 0).collect();
+        drop(present);
+        found.sort_by_key(|(room, _)| *room);
+        found
+    }
+
+    /// The server that builds a template, if that is another one. All servers that know the same of each other say the same, so
+    /// uploads, builds and what these have kept meet at one.
+    pub(crate) fn home_of(&self, template: &str) -> Option<Arc<ServerLink>> {
+        let present = self.present.read();
+        let others = present.iter().map(|other| other.link.other());
+        let home = home_among(others.chain([self.rows.node()]), template)?;
+        let other = present.iter().find(|other| other.link.other() == home)?;
+        Some(Arc::clone(&other.link))
+    }
+
+    /// Where a sandbox is that is not in the registry. The database is asked if nobody has lately, on behalf of a client.
+    pub(crate) async fn find(&self, id: &SandboxId, peer: Option<Peer>) -> Location {
+        if !id.is_issued() {
+            return Location::Here;
+        }
+        match self.routes.lock().find(id, Instant::now()) {
+            Some(Known::Nowhere) => return Location::Here,
+            Some(Known::At(server)) => {
+                if let Some(link) = self.links.lock().get(&server) {
+                    return Location::At(Arc::clone(link));
+                }
+            }
+            None => {}
+        }
+        let permit = match peer.map(|peer| self.misses.take(peer)) {
+            None => None,
+            Some(Ok(permit)) => Some(permit),
+            Some(Err(_)) => return Location::Away,
+        };
+        let Ok(Ok(_turn)) = tokio::time::timeout(LOOKUPS.1, self.lookups.acquire()).await else {
+            return Location::Away;
+        };
+        let found = match self.rows.store().sandbox_route(id).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(sandbox.id = %id, error = %Chain(&error), "cannot find the server of a sandbox");
+                return Location::Away;
+            }
+        };
+        let found = found.filter(|route| !matches!(route.state, State::Creating | State::Gone));
+        if let Some(permit) = permit
+            && found.is_some()
+        {
+            self.misses.give_back(&permit);
+        }
+        let now = Instant::now();
+        let Some(route) = found else {
+            self.routes.lock().put(id, Known::Nowhere, now);
+            return Location::Here;
+        };
+        match route.server {
+            None => Location::Away,
+            Some((server, _)) if server == *self.rows.node() => Location::Here,
+            Some((server, address)) => match self.link_to(&server, address.as_deref()) {
+                Some(link) => {
+                    self.routes.lock().put(id, Known::At(server), now);
+                    Location::At(link)
+                }
+                None => Location::Away,
+            },
+        }
+    }
+
+    /// The sandboxes that run on nodes of other servers; none if that is not known.
+    pub(crate) async fn running_elsewhere(&self) -> Option<Vec<SandboxId>> {
+        match self.rows.store().running_elsewhere(&self.owner).await {
+            Ok(found) => Some(found),
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "cannot list the sandboxes of other servers");
+                None
+            }
+        }
+    }
+
+    /// Forgets where a sandbox is: the server that had it says that it does not, or does not answer.
+    pub(crate) fn forget(&self, id: &SandboxId) {
+        self.routes.lock().forget(id);
+    }
+
+    fn link_to(&self, server: &NodeId, address: Option<&str>) -> Option<Arc<ServerLink>> {
+        let address: Address = address?.parse().ok()?;
+        let mut links = self.links.lock();
+        if let Some(link) = links.get(server)
+            && *link.address() == address
+        {
+            return Some(Arc::clone(link));
+        }
+        let link = Arc::new(ServerLink::new(
+            Arc::clone(&self.authority),
+            self.rows.node().clone(),
+            server.clone(),
+            address,
+            self.now,
+            self.tasks.clone(),
+        ));
+        links.insert(server.clone(), Arc::clone(&link));
+        Some(link)
+    }
+
+    /// Says that this server is there, looks who else is and what teams use there, and returns who serves which node.
+    ///
+    /// # Errors
+    /// When the database fails, or this server has lost its lease.
+    pub(crate) async fn beat(&self) -> Result<Vec<ServedNodeRow>, StoreError> {
+        let room = self.nodes.room().to_json();
+        let (address, now_us) = (self.address.to_string(), self.clock.now_us());
+        self.rows
+            .server_beat(&self.name, Some(&address), Some(&room), now_us)
+            .await?;
+        let store: &Store = self.rows.store();
+        let listed = store.server_list().await?;
+        self.nodes
+            .note_servers(listed.iter().map(|server| server.id.clone()).collect());
+        let others = listed.into_iter().filter(|server| server.id != *self.rows.node());
+        let mut present = Vec::new();
+        let mut known = HashSet::new();
+        for server in others {
+            let Some(link) = self.link_to(&server.id, server.address.as_deref()) else {
+                continue;
+            };
+            known.insert(server.id.clone());
+            if is_present(&server, now_us) {
+                let room = server.room_json.as_deref().and_then(Room::parse);
+                present.push(Other { link, room });
+            }
+        }
+        self.links.lock().retain(|id, _| known.contains(id));
+        *self.present.write() = present;
+        let elsewhere = store.use_elsewhere(&self.owner).await?;
+        self.admission.note_elsewhere(elsewhere).await?;
+        store.served_node_list().await
+    }
+}
+
+/// The server of some that has the highest hash with a text: when one comes or goes, no other two exchange anything.
+fn home_among<'a>(servers: impl Iterator<Item = &'a NodeId>, text: &str) -> Option<&'a NodeId> {
+    servers.max_by_key(|server| {
+        let mut hash = Sha256::new();
+        hash.update(server.as_str().as_bytes());
+        hash.update([0]);
+        hash.update(text.as_bytes());
+        <[u8; 32]>::from(hash.finalize())
+    })
+}
+
+/// Whether a server is there, as far as its lease says.
+fn is_present(server: &ServerRow, now_us: i64) -> bool {
+    server.lease.as_ref().is_some_and(|lease| lease.until_us > now_us)
+}
+
+/// Whether a lease is that of another owner, whose right may have run out.
+pub(crate) fn is_of_another(lease: Option<&Lease>, owner: &OwnerId) -> bool {
+    lease.is_some_and(|lease| lease.owner != *owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_stay_where_they_are_when_a_server_comes() {
+        let ids: Vec<NodeId> = (1..=4)
+            .map(|n| {
+                format!("0199d0a6-0000-7000-8000-00000000000{n}")
+                    .parse()
+                    .expect("an id")
+            })
+            .collect();
+        let home = |count: usize, template: usize| home_among(ids[..count].iter(), &format!("t{template}")).cloned();
+        assert_eq!(home(0, 1), None);
+        let mut moved = 0;
+        for template in 0..200 {
+            let (before, after) = (home(3, template), home(4, template));
+            if before != after {
+                assert_eq!(after.as_ref(), Some(&ids[3]));
+                moved += 1;
+            }
+        }
+        assert!((20..=80).contains(&moved), "{moved}");
+    }
+}

@@ -97,6 +97,8 @@ RULES = (
     Rule("crates/link/*", ("link", "server"), (Run("cluster", ("cluster",), 60),)),
     Rule("crates/server/src/nodes*", ("server",), (Run("cluster", ("cluster",), 60),)),
     Rule("crates/server/src/sessions.rs", ("server",), (Run("cluster", ("cluster",), 60),)),
+    Rule("crates/server/src/others*", ("server",), (Run("cluster", ("cluster",), 150),)),
+    Rule("crates/server/src/listen/forward.rs", ("server",), (Run("cluster", ("cluster",), 150),)),
     Rule("crates/measure/*", ("measure",)),
     Rule("crates/testkit/*", ("testkit",)),
     Rule("crates/xtask/*", ("xtask",)),

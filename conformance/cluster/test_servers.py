@@ -1,0 +1,273 @@
+"""Two servers on one PostgreSQL database, with a node each: a client may use either, and outlives the loss of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import NotFoundException, Sandbox
+from websockets.sync.client import connect as connect_websocket
+
+from harness.criu import criu_config
+from harness.hoststate import HostState, left_over
+from harness.patience import within
+from harness.servers import Server, Service
+from harness.traffic import program, until
+
+CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
+COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
+# How long sandboxes may be without a server after one is gone.
+TAKEN_OVER_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    before = HostState.take()
+    work = Path(tmp_path_factory.mktemp("s", numbered=True))
+    # The user of the database has to reach its directory.
+    for path in (work, work.parent, work.parent.parent):
+        path.chmod(path.stat().st_mode | 0o011)
+    service = Service(work, config=CONFIG)
+    try:
+        service.start()
+        yield service
+        assert service.terminate() == 0, service.log_tail()
+        service.down()
+        assert left_over(before) == {}
+    finally:
+        service.close()
+
+
+@pytest.fixture(autouse=True)
+def shown(service: Service, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test begins with all servers, and a failed one shows their logs."""
+    for server in service.servers:
+        if not server.process:
+            server.start()
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        print(service.log_tail())
+
+
+def key_of(server: Server) -> dict[str, str]:
+    return {"X-API-Key": server.credentials()["E2B_API_KEY"]}
+
+
+def created_at(server: Server) -> Sandbox:
+    server.use()
+    return Sandbox.create(timeout=600)
+
+
+def through(server: Server, sandbox_id: str) -> Sandbox:
+    """The sandbox as a client of this server has it."""
+    server.use()
+    return Sandbox.connect(sandbox_id, timeout=600)
+
+
+def one_on(service: Service, server: Server) -> Sandbox:
+    """A sandbox on a node that a server serves."""
+    nodes = {node.id for node in service.nodes if service.server_of(node) is server}
+
+    def made() -> Sandbox | None:
+        sandbox = created_at(server)
+        placed = service.postgres.ask(f"SELECT node_id FROM sandboxes WHERE id = '{sandbox.sandbox_id}'")
+        if placed in nodes:
+            return sandbox
+        sandbox.kill()
+        return None
+
+    return until(made, "a sandbox is on a node of the server")
+
+
+def test_a_sandbox_is_created_at_either_and_used_through_the_other(service: Service) -> None:
+    for own, other in (service.servers, reversed(service.servers)):
+        sandbox = one_on(service, own)
+        seen = through(other, sandbox.sandbox_id)
+        assert seen.commands.run("echo $((6 * 7))").stdout == "42\n"
+        seen.files.write("/tmp/of", "x" * 300_000)
+        assert len(seen.files.read("/tmp/of")) == 300_000
+        output: list[str] = []
+        seen.commands.run("for i in 1 2 3; do echo $i; sleep 0.1; done", on_stdout=output.append)
+        assert "".join(output).split() == ["1", "2", "3"]
+        with pytest.raises(Exception, match="exit"):
+            seen.commands.run("exit 3")
+        listed = {info.sandbox_id for info in Sandbox.list().next_items()}
+        assert sandbox.sandbox_id in listed
+        assert seen.is_running()
+        assert seen.kill()
+        own.use()
+        assert not sandbox.is_running()
+        assert not Sandbox.kill(sandbox.sandbox_id)
+        with pytest.raises(NotFoundException):
+            Sandbox.connect(sandbox.sandbox_id)
+
+
+def test_its_ports_are_reached_through_the_other(service: Service) -> None:
+    own, other = service.servers
+    sandbox = one_on(service, own)
+    sandbox.commands.run("mkdir -p /tmp/served && head -c 20000000 /dev/urandom > /tmp/served/large")
+    sandbox.commands.run("python3 -m http.server 8000 --directory /tmp/served", background=True)
+    host = sandbox.get_host(8000)
+    answer = until(
+        lambda: httpx.get(f"{other.url}/large", headers={"Host": host}, timeout=60) if serves(other, host) else None,
+        "its port is served",
+    )
+    assert len(answer.content) == 20_000_000
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda _: httpx.get(f"{other.url}/", headers={"Host": host}, timeout=60).status_code, range(64)))
+    assert statuses == [200] * 64
+    # A port that nothing listens on is told from a sandbox that is gone, as at its own server.
+    closed = {"Host": sandbox.get_host(8001)}
+    both = [httpx.get(f"{server.url}/", headers=closed, timeout=60) for server in (own, other)]
+    assert [answer.status_code for answer in both] == [502, 502]
+    assert both[0].json() == both[1].json()
+    sandbox.kill()
+    both = [httpx.get(f"{server.url}/", headers=closed, timeout=60) for server in (own, other)]
+    assert [answer.status_code for answer in both] == [502, 502]
+    assert both[0].json() == both[1].json()
+
+
+def serves(server: Server, host: str) -> bool:
+    return httpx.get(f"{server.url}/", headers={"Host": host}, timeout=10).status_code == 200
+
+
+def test_a_websocket_goes_through_the_other(service: Service) -> None:
+    own, other = service.servers
+    sandbox = one_on(service, own)
+    sandbox.files.write("/tmp/echo.py", program("websocket_echo.py"))
+    sandbox.commands.run("python3 /tmp/echo.py 9000", background=True, timeout=0)
+    host = sandbox.get_host(9000)
+    until(lambda: httpx.get(f"{other.url}/", headers={"Host": host}, timeout=10).json().get("port") != 9000, "the server listens")
+    raw = socket.create_connection(("127.0.0.1", other.port), timeout=within(10))
+    with connect_websocket(f"ws://{host}/chat", sock=raw, max_size=None, open_timeout=within(10)) as client:
+        for sent in ("hello", os.urandom(3 << 20)):
+            client.send(sent)
+            assert client.recv(timeout=within(20)) == sent
+        # A kill breaks the open connection.
+        sandbox.kill()
+        with pytest.raises(Exception) as broken:
+            client.recv(timeout=within(20))
+        assert not isinstance(broken.value, TimeoutError)
+
+
+def test_it_is_paused_and_resumed_through_the_other(service: Service) -> None:
+    own, other = service.servers
+    sandbox = one_on(service, own)
+    sandbox.commands.run(f"setsid sh -c '{COUNT}' >/dev/null 2>&1 & echo $! > /tmp/pid")
+    seen = through(other, sandbox.sandbox_id)
+    seen.pause()
+    infos = httpx.get(f"{other.url}/v2/sandboxes?state=paused", headers=key_of(other), timeout=30).json()
+    assert sandbox.sandbox_id in {info["sandboxID"] for info in infos}
+    again = through(other, sandbox.sandbox_id)
+    assert again.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
+    assert again.kill()
+
+
+def test_a_key_is_revoked_at_both(service: Service) -> None:
+    own, other = service.servers
+    made = own.run("key", "create", "--name", "of both")
+    assert made.returncode == 0, made.stderr
+    key = {"X-API-Key": made.stdout.strip().splitlines()[-1]}
+
+    def status() -> int:
+        return httpx.get(f"{other.url}/v2/sandboxes", headers=key, timeout=30).status_code
+
+    assert status() == 200
+    listed = json.loads(own.run("key", "list", "--format", "json").stdout)
+    found = next(one for one in listed if one["name"] == "of both")
+    revoked = own.run("key", "revoke", found["id"])
+    assert revoked.returncode == 0, revoked.stderr
+    assert status() == 401
+
+
+def test_a_stopped_server_is_no_hang_and_changes_nothing_afterwards(service: Service) -> None:
+    own, other = service.servers
+    node = next(node for node in service.nodes if service.server_of(node) is own)
+    sandbox = one_on(service, own)
+    sandbox.commands.run(f"setsid sh -c '{COUNT}' >/dev/null 2>&1 & echo $! > /tmp/pid")
+    other.use()
+    path = f"{other.url}/sandboxes/{sandbox.sandbox_id}"
+    assert httpx.get(path, headers=key_of(other), timeout=30).status_code == 200
+    own.signal(signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        answer = httpx.get(path, headers=key_of(other), timeout=120)
+        assert time.monotonic() - begun < within(20)
+        assert answer.status_code in (200, 503), answer.text
+        if answer.status_code == 503:
+            assert answer.json()["error_code"] == "node_away"
+        until(lambda: httpx.get(path, headers=key_of(other), timeout=120).status_code == 200, "the other server has it", 60)
+    finally:
+        own.signal(signal.SIGCONT)
+    # The one that was stopped finds out, and forwards what it had.
+    until(lambda: node.id not in own.serves(), "it has let go of the node", 30)
+    assert httpx.get(f"{own.url}/sandboxes/{sandbox.sandbox_id}", headers=key_of(own), timeout=30).status_code == 200
+    seen = through(own, sandbox.sandbox_id)
+    assert seen.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
+    assert seen.kill()
+
+
+def test_sandboxes_outlive_a_server(service: Service) -> None:
+    own, other = service.servers
+    for node in service.nodes:
+        node.terminate()
+    service.place()
+    mine, others = one_on(service, own), one_on(service, other)
+    for sandbox in (mine, others):
+        sandbox.commands.run(f"setsid sh -c '{COUNT}' >/dev/null 2>&1 & echo $! > /tmp/pid")
+    other.use()
+    own.kill()
+    begun = time.monotonic()
+    # What it had is served by the other one, soon, and says meanwhile that it is not.
+    path = f"{other.url}/sandboxes/{mine.sandbox_id}"
+    statuses: list[int] = []
+
+    def served() -> bool:
+        answer = httpx.get(path, headers=key_of(other), timeout=30)
+        statuses.append(answer.status_code)
+        return answer.status_code == 200
+
+    until(served, lambda: f"the sandbox is served: {statuses}", 60)
+    assert time.monotonic() - begun < within(TAKEN_OVER_S)
+    assert set(statuses) <= {200, 503}, statuses
+    for sandbox in (mine, others):
+        seen = through(other, sandbox.sandbox_id)
+        assert seen.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
+    # New ones, too.
+    created_at(other).kill()
+    # The one that was gone takes part again, and forwards.
+    own.start()
+    seen = through(own, mine.sandbox_id)
+    assert seen.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
+    created_at(own).kill()
+    for sandbox in (mine, others):
+        assert Sandbox.kill(sandbox.sandbox_id)
+
+
+def test_a_second_server_needs_an_address_and_postgres(service: Service, tmp_path: Path) -> None:
+    own, _ = service.servers
+    data = tmp_path / "third"
+    data.mkdir(mode=0o700)
+    (data / "secret.key").write_bytes((own.data_dir / "secret.key").read_bytes())
+    (data / "secret.key").chmod(0o600)
+
+    def refused(database: str, *more: str) -> str:
+        command = [own.binary, "server", "--data-dir", data, "--listen", "127.0.0.1:0", "--nodes-listen", "127.0.0.1:0", *more]
+        environment = {**own.environment(), "RINGFENCE_DATABASE_URL": database}
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=within(60), env=environment)
+        assert ended.returncode == 1, ended.stderr
+        return ended.stderr
+
+    assert "set nodes.address" in refused(own.database)
+    assert "need PostgreSQL" in refused(f"sqlite:{tmp_path}/x.db", "--nodes-address", "https://127.0.0.1:3999")
+    assert os.path.exists(data / "nodes")

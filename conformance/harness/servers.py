@@ -1,0 +1,215 @@
+"""Several servers on one PostgreSQL database, and nodes that know all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from harness import hoststate
+from harness.patience import within
+from harness.platform import STOP_S, Platform, PlatformFailed
+from harness.ports import free_port
+from harness.postgres import Postgres
+
+
+class Server(Platform):
+    """One server: its port, credentials, log and process."""
+
+    def __init__(self, data_dir: Path, database: str, domain: str | None = None, config: str | None = None) -> None:
+        super().__init__(data_dir, config)
+        self.database = database
+        self.domain = domain or f"sandbox.localhost:{self.port}"
+        self.nodes_port = free_port()
+
+    @property
+    def nodes_address(self) -> str:
+        return f"https://127.0.0.1:{self.nodes_port}"
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"RINGFENCE_DATABASE_URL": self.database}
+
+    def launch(self) -> None:
+        command = [self.binary, "server", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}"]
+        command += ["--nodes-listen", f"127.0.0.1:{self.nodes_port}", "--nodes-address", self.nodes_address]
+        command += ["--domain", self.domain]
+        if self.config_path:
+            command += ["--config", self.config_path]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), start_new_session=True
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def nodes(self) -> list[dict[str, str]]:
+        """The nodes, as this server lists them."""
+        listed = self.run("node", "list", "--format", "json")
+        assert listed.returncode == 0, listed.stderr
+        return json.loads(listed.stdout)
+
+    def serves(self) -> set[str]:
+        """The ids of the nodes that are connected to this server."""
+        return {node["id"] for node in self.nodes() if node["state"] == "connected"}
+
+    def down(self) -> subprocess.CompletedProcess[str]:
+        """A server has no sandboxes of its own."""
+        return subprocess.CompletedProcess([], 0, "", "")
+
+
+class Node:
+    """A node of several servers."""
+
+    def __init__(self, node_dir: Path, servers: list[Server]) -> None:
+        self.node_dir = node_dir
+        hoststate.own(node_dir)
+        self.servers = servers
+        self.log_path = node_dir.parent / f"{node_dir.name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.id = ""
+
+    def environment(self) -> dict[str, str]:
+        own = self.servers[0].environment()
+        del own["RINGFENCE_DATABASE_URL"]
+        return own
+
+    def join(self, through: Server) -> None:
+        made = through.run("node", "token")
+        if made.returncode != 0:
+            raise PlatformFailed(f"no token: {made.stderr}\n{through.log_tail()}")
+        addresses = [server.nodes_address for server in self.servers]
+        joined = subprocess.run(
+            [through.binary, "node", "join", *addresses, "--data-dir", self.node_dir],
+            input=made.stdout,
+            capture_output=True,
+            text=True,
+            timeout=within(60),
+            env=self.environment(),
+        )
+        if joined.returncode != 0:
+            raise PlatformFailed(f"a node did not join: {joined.stderr}")
+        # The last one to join.
+        self.id = through.nodes()[-1]["id"]
+
+    def launch(self) -> None:
+        command: list[object] = [self.servers[0].binary, "node", "--data-dir", self.node_dir]
+        if self.servers[0].config_path:
+            command += ["--config", self.servers[0].config_path]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(),
+                start_new_session=True,
+            )
+
+    def terminate(self) -> int:
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(within(STOP_S))
+        self.process = None
+        return code
+
+    def down(self) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.servers[0].binary, "down", "--data-dir", self.node_dir],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=within(120),
+            env=self.environment(),
+        )
+
+    def log(self) -> str:
+        return self.log_path.read_bytes().decode(errors="replace") if self.log_path.exists() else ""
+
+
+class Service:
+    """Servers on one database, with nodes."""
+
+    def __init__(self, work: Path, servers: int = 2, nodes: int = 2, config: str | None = None) -> None:
+        self.work = work
+        self.postgres = Postgres(work / "pg")
+        self.servers: list[Server] = []
+        for number in range(1, servers + 1):
+            domain = self.servers[0].domain if self.servers else None
+            self.servers.append(Server(work / f"server{number}", self.postgres.url, domain, config))
+        self.nodes = [Node(work / f"node{number}", self.servers) for number in range(1, nodes + 1)]
+
+    def start(self) -> None:
+        """Starts all, each node at a server of its own as far as there are as many."""
+        self.postgres.start()
+        first, *others = self.servers
+        first.start()
+        for server in others:
+            # They have one master key.
+            server.data_dir.mkdir(mode=0o700)
+            shutil.copy(first.data_dir / "secret.key", server.data_dir / "secret.key")
+            os.chmod(server.data_dir / "secret.key", 0o600)
+            server.start()
+        for number, node in enumerate(self.nodes):
+            node.join(self.servers[number % len(self.servers)])
+        self.place()
+
+    def place(self) -> None:
+        """Has each node connect to the server of its number first, if that is there, and waits until all are served."""
+        for number, node in enumerate(self.nodes):
+            server = self.servers[number % len(self.servers)]
+            # A node prefers none, so the others are away while it looks for one: their ports answer nothing.
+            away = [other for other in self.servers if other is not server and other.process]
+            for other in away:
+                other.signal(signal.SIGSTOP)
+            try:
+                node.launch()
+                self.until_served(node, server)
+            finally:
+                for other in away:
+                    other.signal(signal.SIGCONT)
+
+    def until_served(self, node: Node, server: Server, within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within(within_s)
+        while node.id not in server.serves():
+            if time.monotonic() > deadline:
+                raise PlatformFailed(f"the node is not served: {server.nodes()}\n{server.log_tail()}\n--- the node:\n{node.log()[-4000:]}")
+            time.sleep(0.05)
+
+    def server_of(self, node: Node) -> Server:
+        """The server that a node is connected to."""
+        found = [server for server in self.servers if server.process and node.id in server.serves()]
+        assert len(found) == 1, [server.nodes() for server in self.servers if server.process]
+        return found[0]
+
+    def log_tail(self, lines: int = 30) -> str:
+        tails = [f"--- {server.data_dir.name}:\n{server.log_tail(lines)}" for server in self.servers]
+        tails += [f"--- {node.node_dir.name}:\n" + "\n".join(node.log().splitlines()[-lines:]) for node in self.nodes]
+        return "\n".join(tails)
+
+    def terminate(self) -> int:
+        codes = [part.terminate() for part in (*self.servers, *self.nodes) if part.process]
+        return max(codes, default=0)
+
+    def down(self) -> None:
+        for node in self.nodes:
+            down = node.down()
+            assert down.returncode == 0, down.stderr
+
+    def close(self) -> None:
+        for part in (*self.servers, *self.nodes):
+            if part.process and part.process.poll() is None:
+                part.process.kill()
+                part.process.wait(within(STOP_S))
+            part.process = None
+        for node in self.nodes:
+            if node.node_dir.exists():
+                node.down()
+        for server in self.servers:
+            server.close()
+        self.postgres.stop()

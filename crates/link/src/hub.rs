@@ -104,14 +104,10 @@ impl Hub {
         self.state.lock().places.contains_key(id)
     }
 
-    /// The nodes that have a session, and the name of that.
+    /// The nodes that have a session.
     #[must_use]
-    pub fn sessions(&self) -> Vec<(NodeId, String)> {
-        let state = self.state.lock();
-        let sessions = state.places.iter();
-        sessions
-            .map(|(id, place)| (id.clone(), place.session.id.clone()))
-            .collect()
+    pub fn sessions(&self) -> Vec<NodeId> {
+        self.state.lock().places.keys().cloned().collect()
     }
 
     /// Ends the connection and the session of a node, if it has them.

@@ -222,6 +222,7 @@ impl OtherServers {
         }
         match self.routes.lock().find(id, Instant::now()) {
             Some(Known::Nowhere) => return Location::Here,
+            Some(Known::Away) => return Location::Away,
             Some(Known::At(server)) => {
                 if let Some(link) = self.links.lock().get(&server) {
                     return Location::At(Arc::clone(link));
@@ -255,17 +256,20 @@ impl OtherServers {
             self.routes.lock().put(id, Known::Nowhere, now);
             return Location::Here;
         };
-        match route.server {
-            None => Location::Away,
-            Some((server, _)) if server == *self.rows.node() => Location::Here,
+        let (known, found) = match route.server {
+            None => (Known::Away, Location::Away),
+            Some((server, _)) if server == *self.rows.node() => {
+                let is_served = route.node.is_some_and(|node| self.nodes.is_served(&node));
+                // Otherwise its node is being taken over, and the sandbox goes on meanwhile.
+                return if is_served { Location::Here } else { Location::Away };
+            }
             Some((server, address)) => match self.link_to(&server, address.as_deref()) {
-                Some(link) => {
-                    self.routes.lock().put(id, Known::At(server), now);
-                    Location::At(link)
-                }
-                None => Location::Away,
+                Some(link) => (Known::At(server), Location::At(link)),
+                None => (Known::Away, Location::Away),
             },
-        }
+        };
+        self.routes.lock().put(id, known, now);
+        found
     }
 
     /// The sandboxes that run on nodes of other servers; none if that is not known.
@@ -279,9 +283,14 @@ impl OtherServers {
         }
     }
 
-    /// Forgets where a sandbox is: the server that had it says that it does not, or does not answer.
+    /// Forgets where a sandbox is: the server that had it says that it does not.
     pub(crate) fn forget(&self, id: &SandboxId) {
         self.routes.lock().forget(id);
+    }
+
+    /// Notes that the server of a sandbox does not answer: what is asked next is refused at once, and soon looked up again.
+    pub(crate) fn note_away(&self, id: &SandboxId) {
+        self.routes.lock().put(id, Known::Away, Instant::now());
     }
 
     fn link_to(&self, server: &NodeId, address: Option<&str>) -> Option<Arc<ServerLink>> {

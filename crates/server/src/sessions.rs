@@ -84,9 +84,11 @@ impl NodeSessions {
 
     /// Looks which nodes other servers serve, and expects the rest.
     async fn look_around(&self, others: &OtherServers) -> Result<(), StoreError> {
-        let nodes = others.beat().await?;
         let hub = self.members.hub();
-        for (id, _) in hub.sessions() {
+        // Before the list: one that has joined in between is not forgotten.
+        let sessions = hub.sessions();
+        let nodes = others.beat().await?;
+        for id in sessions {
             if !nodes.iter().any(|node| node.id == id) {
                 // It was forgotten through another server.
                 hub.expel(&id);
@@ -98,6 +100,10 @@ impl NodeSessions {
                 // Taken over, or about to be. Unless it has gone to another server, which the renewal of the lease would notice later.
                 if is_at_another && hub.connected(&node.id).is_none() {
                     hub.expel(&node.id);
+                }
+                if self.keeper.nodes.is_served(&node.id) {
+                    // It may have been taken over while its rows were read here.
+                    self.held.lock().remove(&node.id);
                 }
                 continue;
             }

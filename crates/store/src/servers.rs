@@ -35,6 +35,8 @@ pub struct ServerRow {
 pub struct SandboxRoute {
     /// The state of the sandbox in its row.
     pub state: State,
+    /// Its node; none in a row of a version that did not know nodes.
+    pub node: Option<NodeId>,
     /// The server whose lease its node has, and where others reach that; none while no server serves the node.
     pub server: Option<(NodeId, Option<String>)>,
 }
@@ -107,6 +109,7 @@ impl FromColumns for SandboxRoute {
         let address = columns.text_opt("address")?;
         Ok(Self {
             state: State::from_column(&columns.text("state")?).ok_or_else(|| columns.corrupt("state"))?,
+            node: columns.id_opt("node_id")?,
             server: server.map(|id| (id, address)),
         })
     }
@@ -200,7 +203,7 @@ impl Store {
     /// When the database fails.
     pub async fn sandbox_route(&self, id: &SandboxId) -> Result<Option<SandboxRoute>, StoreError> {
         let query = sqlx::query(
-            "SELECT b.state, s.id AS server_id, s.address FROM sandboxes b LEFT JOIN nodes n ON n.id = b.node_id \
+            "SELECT b.state, b.node_id, s.id AS server_id, s.address FROM sandboxes b LEFT JOIN nodes n ON n.id = b.node_id \
              LEFT JOIN (SELECT h.lease_owner, v.id, v.address FROM nodes h JOIN servers v ON v.id = h.id) s \
              ON s.lease_owner = n.lease_owner WHERE b.id = $1",
         )

@@ -78,7 +78,11 @@ impl Gateway {
             Forwarded::Answered(response) => response,
             // A limit of this server.
             Forwarded::Unsent(response) if response.status() == StatusCode::TOO_MANY_REQUESTS => response,
-            Forwarded::NotThere(_) | Forwarded::Unsent(_) | Forwarded::Lost => {
+            other @ (Forwarded::NotThere(_) | Forwarded::Unsent(_) | Forwarded::Lost) => {
+                if let Forwarded::NotThere(_) = &other {
+                    forwarding.others.forget(&target.id);
+                }
+                drop(other);
                 let answer = if self.has_ended(forwarding, &target.id).await {
                     Answer::NotFound(target.id.clone())
                 } else {
@@ -146,7 +150,6 @@ impl Gateway {
 
     /// Whether a sandbox is gone that was forwarded to without success: no server has it.
     async fn has_ended(&self, forwarding: &Forwarding, id: &SandboxId) -> bool {
-        forwarding.others.forget(id);
         let is_nowhere = matches!(forwarding.others.find(id, None).await, Location::Here);
         is_nowhere && self.services.registry.get(id).is_none()
     }

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 const MOST: usize = 64 << 10;
 /// How long it is remembered where a sandbox is: whoever has it no more says so.
 const AGE: Duration = Duration::from_secs(60);
-/// How long it is remembered that there is no such sandbox. Its id may be in use the next moment.
-const NOWHERE_AGE: Duration = Duration::from_millis(500);
+/// How long it is remembered that there is no such sandbox, whose id may be in use the next moment, or that no server answers.
+const SHORT_AGE: Duration = Duration::from_millis(500);
 
 /// What is known of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,13 +20,15 @@ pub(super) enum Known {
     At(NodeId),
     /// There is no such sandbox.
     Nowhere,
+    /// The server that has the sandbox does not answer, or none has it.
+    Away,
 }
 
 impl Known {
     fn age(&self) -> Duration {
         match self {
             Self::At(_) => AGE,
-            Self::Nowhere => NOWHERE_AGE,
+            Self::Nowhere | Self::Away => SHORT_AGE,
         }
     }
 }
@@ -81,7 +83,7 @@ mod tests {
         assert_eq!(routes.find(&id(1), now + AGE / 2), Some(Known::At(server())));
         assert_eq!(routes.find(&id(1), now + AGE), None);
         assert_eq!(routes.find(&id(2), now), Some(Known::Nowhere));
-        assert_eq!(routes.find(&id(2), now + NOWHERE_AGE), None);
+        assert_eq!(routes.find(&id(2), now + SHORT_AGE), None);
         routes.forget(&id(1));
         assert_eq!(routes.find(&id(1), now), None);
     }

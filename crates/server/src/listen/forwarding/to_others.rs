@@ -47,11 +47,10 @@ impl ToOthers {
             };
             match link.open(&path).await {
                 Ok(stream) => return Ok(stream),
+                Err(OpenError::NotThere) if !is_again => self.others.forget(id),
                 Err(error) => {
-                    self.others.forget(id);
-                    if is_again || !matches!(error, OpenError::NotThere) {
-                        return Err(unreachable(&link, &error));
-                    }
+                    self.others.note_away(id);
+                    return Err(unreachable(&link, &error));
                 }
             }
             is_again = true;

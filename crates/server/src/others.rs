@@ -147,7 +147,13 @@ impl OtherServers {
         rows.server_beat(&settings.name, text.as_deref(), None, clock.now_us())
             .await?;
         let now_us = clock.now_us();
-        for other in store.server_list().await? {
+        let listed = store.server_list().await?;
+        let servers: HashSet<NodeId> = listed.iter().map(|server| server.id.clone()).collect();
+        if servers.len() > 1 {
+            // Nodes may have what belongs to builds of one that is gone, also if this one works alone now.
+            nodes.note_servers(servers);
+        }
+        for other in listed {
             if other.id == *rows.node() || !is_present(&other, now_us) {
                 continue;
             }

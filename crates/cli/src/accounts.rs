@@ -20,8 +20,8 @@ use uuid::Uuid;
 use crate::args::{DEFAULT, KeyArgs, OfTeam};
 use crate::clock::now_us;
 use crate::credentials::{self, Addresses, Credentials};
-use crate::data_dir::DataDir;
-use crate::master_key::{MASTER_FILE, MasterKey};
+use crate::data_dir::{DataDir, MASTER_FILE};
+use crate::master_key::MasterKey;
 use crate::output::{self, Format};
 use crate::secret::{AccessPair, ApiKey};
 

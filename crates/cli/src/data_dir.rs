@@ -18,6 +18,9 @@ use secrecy::zeroize::Zeroizing;
 /// Name of the file whose lock says that a process works on the directory, and whose content says which.
 pub(crate) const LOCK_FILE: &str = "lock";
 
+/// Name of the file of the master key: 64 hexadecimal characters, so that it fits into any secret store.
+pub(crate) const MASTER_FILE: &str = "secret.key";
+
 /// Name of the file that replaces the lock file while a backup is restored to the directory.
 pub(crate) const RESTORING: &str = "restore.unfinished";
 
@@ -324,8 +327,8 @@ fn is_ours(path: &Path) -> io::Result<bool> {
         if name == LOCK_FILE {
             return Ok(true);
         }
-        // A disk of its own for the data begins with this directory.
-        empty &= name == "lost+found";
+        // A disk of its own for the data begins with the one, and a further server of a service is given the other.
+        empty &= name == "lost+found" || name == MASTER_FILE;
     }
     Ok(empty)
 }
@@ -431,6 +434,15 @@ mod tests {
         DataDir::prepare(temp.path()).unwrap();
         assert!(!DataDir::is_unused(temp.path()));
         assert_eq!(fs::metadata(temp.path()).unwrap().mode() & 0o777, 0o700);
+        DataDir::existing(temp.path()).unwrap();
+    }
+
+    #[test]
+    fn a_directory_with_a_master_key_alone_becomes_one() {
+        let temp = tempfile::tempdir().unwrap();
+        fs::write(temp.path().join(MASTER_FILE), "00".repeat(32)).unwrap();
+        assert!(DataDir::is_unused(temp.path()));
+        DataDir::prepare(temp.path()).unwrap();
         DataDir::existing(temp.path()).unwrap();
     }
 

@@ -28,12 +28,10 @@ use store::Store;
 use store::sealed::{Resealed, SealedColumn};
 
 use crate::clock::now_us;
-use crate::data_dir::{DataDir, write_and_rename};
+use crate::data_dir::{DataDir, MASTER_FILE, write_and_rename};
 use crate::output;
 use crate::secret::random;
 
-/// The file of the master key in a data directory: 64 hexadecimal characters, so that it fits into any secret store.
-pub(crate) const MASTER_FILE: &str = "secret.key";
 /// The environment variable of the master key.
 pub(crate) const MASTER_ENV: &str = "RINGFENCE_MASTER_KEY";
 /// What the name of a file has at its end while its key is not in use yet.

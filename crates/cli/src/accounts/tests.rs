@@ -97,7 +97,7 @@ async fn a_start_cut_before_the_database_is_finished_by_the_next() {
 async fn a_foreign_master_key_is_refused() {
     let mut platform = TestPlatform::new().await;
     let first = platform.start(3000).await.unwrap();
-    std::fs::remove_file(platform.dir.path().join(crate::master_key::MASTER_FILE)).unwrap();
+    std::fs::remove_file(platform.dir.path().join(crate::data_dir::MASTER_FILE)).unwrap();
     platform.master = MasterKey::load_or_make(&platform.dir, &KeySource::DataDir).unwrap();
     let refused = format!("{:#}", platform.start(3000).await.unwrap_err());
     assert!(

@@ -210,6 +210,8 @@ struct State {
     elsewhere: HashSet<NodeId>,
     /// The servers of the service, with this one; none if it works alone.
     servers: HashSet<NodeId>,
+    /// Whether other servers may join at any time.
+    is_shared: bool,
 }
 
 /// The nodes of this server.
@@ -303,9 +305,17 @@ impl Nodes {
         !self.state.read().servers.is_empty()
     }
 
-    /// Whether there are other servers, whose sandboxes count for the limits of teams as well.
+    /// Whether there may be other servers, whose sandboxes count for the limits of teams as well.
+    ///
+    /// One that others may join at any time always asks the database: it knows of them a moment after they know of it.
     pub(crate) fn are_of_several(&self) -> bool {
-        self.state.read().servers.len() > 1
+        let state = self.state.read();
+        state.is_shared || state.servers.len() > 1
+    }
+
+    /// Notes that other servers may join at any time.
+    pub(crate) fn share(&self) {
+        self.state.write().is_shared = true;
     }
 
     /// What the nodes that are served have left for a sandbox of any kind.

@@ -168,6 +168,9 @@ impl OtherServers {
                 return Err(OthersError::OtherWithoutAddress { name });
             }
         }
+        if settings.address.is_some() {
+            nodes.share();
+        }
         Ok(settings.address.map(|address| {
             Arc::new(Self {
                 rows,

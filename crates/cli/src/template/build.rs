@@ -316,7 +316,7 @@ async fn upload(
     progress.line(&if sent {
         format!("uploaded {what}, {bytes} bytes")
     } else {
-        format!("{what} were uploaded before")
+        format!("uploaded before: {what}")
     });
     Ok(())
 }

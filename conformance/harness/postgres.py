@@ -53,6 +53,7 @@ class Postgres:
         owner = user()
         if owner:
             os.chown(directory, owner.pw_uid, owner.pw_gid)
+        self._open_the_way()
         made = subprocess.run(
             self._as_user("initdb", "--no-sync", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "-D", self.data),
             cwd=directory,
@@ -63,6 +64,13 @@ class Postgres:
         if made.returncode != 0:
             raise PostgresFailed(f"initdb: {made.stderr}")
 
+    def _open_the_way(self) -> None:
+        """Lets its user reach the directory. Pytest makes the parents private again whenever it starts."""
+        for parent in self.directory.parents:
+            mode = parent.stat().st_mode
+            if parent.stat().st_uid == os.geteuid() and not mode & 0o001:
+                parent.chmod(mode | 0o011)
+
     def _as_user(self, program: str, *arguments: object) -> list[str]:
         # Killing the test kills its server, too.
         command = ["setpriv", "--pdeathsig", "QUIT"]
@@ -72,6 +80,7 @@ class Postgres:
         return [*command, str(programs() / program), *map(str, arguments)]
 
     def start(self) -> None:
+        self._open_the_way()
         options = [word for option in (*OPTIONS, f"unix_socket_directories={self.directory}") for word in ("-c", option)]
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(

@@ -144,8 +144,8 @@ class Service:
             self.servers.append(Server(work / f"server{number}", self.postgres.url, domain, config))
         self.nodes = [Node(work / f"node{number}", self.servers) for number in range(1, nodes + 1)]
 
-    def start(self) -> None:
-        """Starts all, each node at a server of its own as far as there are as many."""
+    def start(self, is_placed: bool = True) -> None:
+        """Starts all; if they are placed, each node at a server of its own as far as there are as many."""
         self.postgres.start()
         first, *others = self.servers
         first.start()
@@ -157,7 +157,21 @@ class Service:
             server.start()
         for number, node in enumerate(self.nodes):
             node.join(self.servers[number % len(self.servers)])
-        self.place()
+        if is_placed:
+            self.place()
+            return
+        for node in self.nodes:
+            node.launch()
+        deadline = time.monotonic() + within(30.0)
+        while not self.is_served():
+            if time.monotonic() > deadline:
+                raise PlatformFailed(f"the nodes are not served: {self.log_tail()}")
+            time.sleep(0.05)
+
+    def is_served(self) -> bool:
+        """Whether each node is connected to one server, where all servers run."""
+        served = [node for server in self.servers for node in server.serves()]
+        return sorted(served) == sorted(node.id for node in self.nodes)
 
     def place(self) -> None:
         """Has each node connect to the server of its number first, if that is there, and waits until all are served."""

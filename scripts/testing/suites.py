@@ -35,6 +35,7 @@ FEWER_CYCLES = {
     "RINGFENCE_PAUSE_CYCLES": "8",
     "RINGFENCE_SNAPSHOT_CYCLES": "8",
 }
+FEWER_FAULTS = {"RINGFENCE_FAULT_CYCLES": "7"}
 # Each replacement of a spawner is looked at as often as the processor allows.
 FEWER_RESPAWNS = {"RINGFENCE_RESPAWNS": "30"}
 
@@ -422,7 +423,7 @@ ALL: tuple[Suite, ...] = (
     # Makes a release and five systems, from mirrors: minutes.
     Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=480, bound=2400, packages=("mmdebstrap", "skopeo", "binutils", "rpm", "createrepo-c", "systemd-container"), alone=True),
     Suite("fence", "fence", ("fence",), seconds=650, bound=2700, environment=CRIU | GO, packages=("npm",)),
-    Suite("cluster", "crash", ("cluster",), seconds=150, bound=700, environment=CRIU),
+    Suite("cluster", "crash", ("cluster",), seconds=220, bound=900, environment=CRIU, fewer=FEWER_FAULTS),
     Suite("crash", "crash", (*BESIDE, "crash"), seconds=450, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
     # What a cluster has of the host is a runtime of containers and a database.
     Suite(

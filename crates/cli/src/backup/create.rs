@@ -24,7 +24,7 @@ use store::sandboxes::SandboxRow;
 use super::copy::{self, Copied};
 use super::manifest::{CONFIGURATION, DATA, DATABASE, Database, FileEntry, LAYERS, LeftOut, MANIFEST, Manifest};
 use crate::config::Config;
-use crate::data_dir::DataDir;
+use crate::data_dir::{DataDir, MASTER_FILE};
 use crate::database::open_store;
 use crate::master_key::{self, KeySource};
 use crate::one_thread;
@@ -330,7 +330,7 @@ impl Backup<'_> {
             // It is not there in every configuration, or a certificate was renewed meanwhile.
             if_there(self.copy_data(&path).await).with_context(|| format!("copy {}", path.display()))?;
         }
-        let key = Path::new(DATA).join(master_key::MASTER_FILE);
+        let key = Path::new(DATA).join(MASTER_FILE);
         self.manifest.has_master_key =
             self.config.master_key == KeySource::DataDir && self.manifest.files.iter().any(|file| file.path == key);
         if let Some(path) = configuration {

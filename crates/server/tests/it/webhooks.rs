@@ -321,6 +321,45 @@ async fn attempts_end() {
 }
 
 #[tokio::test]
+async fn attempts_are_kept_for_seven_days() {
+    const DAYS_7_S: i64 = 7 * 24 * 3600;
+    // Everything but how often is as without a configuration.
+    let platform = TestPlatform::start_adjusted(|settings| {
+        local(settings);
+        settings.records.purge_interval = Duration::from_millis(10);
+    })
+    .await;
+    let receiver = Receiver::start(|_| answer(200)).await;
+    let id = hook(&platform, &receiver.url(), &["created"]).await;
+    platform.create("").await;
+    let old = until_attempts(&platform, &id, 1).await;
+    platform.clock.advance(1);
+    platform.create("").await;
+    let both = until_attempts(&platform, &id, 2).await;
+    // The first is as old as one may be, and the second a second younger.
+    platform.clock.advance(DAYS_7_S - 1);
+    let left = within(async {
+        loop {
+            let left = deliveries(&platform, &id).await;
+            if !left.contains(&old[0]) {
+                return left;
+            }
+            pause().await;
+        }
+    })
+    .await;
+    assert_eq!(left, both[1..]);
+    platform.clock.advance(1);
+    within(async {
+        while !deliveries(&platform, &id).await.is_empty() {
+            pause().await;
+        }
+    })
+    .await;
+    assert_eq!(receiver.count(), 2);
+}
+
+#[tokio::test]
 async fn redirects_are_not_followed() {
     let platform = TestPlatform::start_adjusted(local).await;
     let inner = Receiver::start(|_| answer(200)).await;

@@ -21,6 +21,7 @@ from harness.beside import beside
 from harness.patience import within
 from harness.platform import Platform
 from harness.ports import free_port
+from harness.terminal import Terminal
 from harness.traffic import until
 
 # Variables that no key of the file stands beside: what they have is in no file.
@@ -135,6 +136,60 @@ def test_json_logs(platform: Platform, tmp_path: Path) -> None:
     finally:
         own.close()
         platform.use()
+
+
+# What a person reads at the start, of which only addresses and paths differ.
+SCREEN = """
+ringfence is ready at {url}
+
+  dashboard      {url}/dashboard
+  documentation  {url}/docs
+  keys           {keys}
+  next           in another terminal: set -a; . '{keys}'; set +a
+                 then run a first sandbox: {url}/docs/getting-started
+  to stop        Ctrl-C; sandboxes keep running, and the next start adopts them
+
+"""
+
+
+def on_a_terminal(own: Platform, *options: str, last: bytes = b"") -> str:
+    """All that `up` shows on a terminal, from the start to Ctrl-C, with a request in between, and not before this has come."""
+    words = [str(own.binary), "up", "--data-dir", str(own.data_dir), "--listen", f"127.0.0.1:{own.port}", *options]
+    terminal = Terminal(words, own.environment(), rows=50, cols=200)
+    try:
+        shown = terminal.expect(b"the next start adopts them\r\n\r\n")
+        assert httpx.get(f"{own.url}/sandboxes").status_code == 401
+        shown += terminal.expect(last)
+        terminal.type(b"\x03")
+        assert terminal.wait() == 0
+        return (shown + terminal.seen).decode().replace("\r\n", "\n")
+    finally:
+        terminal.close()
+
+
+def test_a_terminal_shows_a_few_calm_lines(tmp_path: Path) -> None:
+    own = Platform(tmp_path / "data")
+    try:
+        shown = on_a_terminal(own)
+        screen = SCREEN.format(url=own.url, keys=own.data_dir / "credentials.env")
+        before, found, after = shown.partition(screen)
+        assert found, shown
+        # The terminal shows the key. The host of a test may give reason to warn.
+        around = [line for line in (before + after.replace("^C", "")).splitlines() if line]
+        assert all(re.search(r"(WARN|ERROR)\x1b", line) for line in around), shown
+        # Who waits for a template that was asked for is told of it.
+        shown = on_a_terminal(own, "--with", "mcp-gateway", last=b"building, unless it is there")
+        assert "answered" not in shown, shown
+        # Whoever asks for the log has all of it, and so has a reader that is no terminal.
+        for shown in (on_a_terminal(own, "--log-level", "info"), on_a_terminal(own, "--log-format", "json")):
+            assert all(word in shown for word in ("INFO", "answered", "draining")), shown
+        own.start()
+        assert httpx.get(f"{own.url}/sandboxes").status_code == 401
+        assert own.terminate() == 0
+        assert all(word in own.log() for word in ("INFO", "answered", "draining")), own.log()
+        assert own.down().returncode == 0
+    finally:
+        own.close()
 
 
 def test_doctor_reports(platform: Platform) -> None:

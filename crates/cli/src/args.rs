@@ -55,7 +55,8 @@ pub(crate) struct Common {
     #[arg(long, global = true, value_name = "FORMAT")]
     log_format: Option<String>,
     /// Log level: error, warn, info, debug or trace, or directives such as info,node=debug
-    /// [env: RINGFENCE_LOG_LEVEL] [default: info for up, warn for the other commands]
+    /// [env: RINGFENCE_LOG_LEVEL] [default: info for up, server and node; warn for up on a terminal and for the other
+    /// commands]
     #[arg(long, global = true, value_name = "LEVEL")]
     log_level: Option<String>,
 }

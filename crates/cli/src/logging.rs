@@ -7,6 +7,14 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
 
+/// The level of `up` on a terminal: what needs the operator, and what becomes of the templates that `--with` asked for.
+pub(crate) const LEVEL_ON_TERMINAL: &str = "warn,ringfence::up_with=info";
+
+/// Whether a person reads the log on a terminal, beside what the command itself prints there. JSON is for a program.
+pub(crate) fn is_on_terminal(config: &Config) -> bool {
+    config.log_format == LogFormat::Text && io::stderr().is_terminal()
+}
+
 /// Initialises logging. `default_level` applies if no level is configured.
 ///
 /// # Errors

@@ -149,6 +149,7 @@ fn generated(command: &Command) -> Option<Result<()>> {
 
 fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCode> {
     let default_level = match command {
+        Command::Up(_) if logging::is_on_terminal(settings) => logging::LEVEL_ON_TERMINAL,
         Command::Up(_) | Command::Server(_) => "info",
         Command::Node(ref args) if args.command.is_none() => "info",
         _ => "warn",

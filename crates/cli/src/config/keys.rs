@@ -315,7 +315,7 @@ keys! {
         log_format = log_format,
     },
     LOG_LEVEL = {
-        "log_level", Some("--log-level"), Text, "info for up, warn for the other commands",
+        "log_level", Some("--log-level"), Text, "info for up, server and node; warn for up on a terminal and for the other commands",
         "Log level: error, warn, info, debug or trace, or directives such as info,node=debug.",
         log_level = some(log_level),
     },

@@ -9,6 +9,7 @@ mod circles;
 mod comments;
 mod crates;
 mod documents;
+mod entries;
 mod exceptions;
 mod glossary;
 mod licences;
@@ -79,6 +80,7 @@ fn check(root: &Path) -> Result<Vec<Breach>> {
     breaches.extend(words::check(&tree, &refused)?);
     breaches.extend(comments::check(&tree, &refused)?);
     breaches.extend(documents::check(&tree));
+    breaches.extend(entries::check(&tree)?);
     let mut exceptions = Exceptions::of_today();
     breaches.retain(|breach| !exceptions.covers(breach));
     breaches.extend(exceptions.unused());

@@ -1,4 +1,5 @@
-"""CRIU that nobody named: the one that is installed is used, and one that another user could have put there is not run.
+"""CRIU that nobody named: the one that is installed is used, whatever does not fit is passed over, and one that another user could have
+put there is not run.
 
 The platforms of these tests have mounts of their own, in which something is installed where the platform looks. Everything in them
 is the program that the other suites name, or leaves a mark when it is run.
@@ -7,6 +8,7 @@ is the program that the other suites name, or leaves a mark when it is run.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -22,6 +24,9 @@ from harness.inside import status
 from harness.platform import Platform
 
 INSTALLED = "/usr/local/sbin"
+# The folder of a package of ours, below a directory that systems have.
+FOLDER = "/usr/local/lib/ringfence/criu"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "sandboxes" / "pause.md"
 
 
 class Installed(Platform):
@@ -29,7 +34,7 @@ class Installed(Platform):
 
     def __init__(self, data: Path, install: str, criu: str = "auto") -> None:
         super().__init__(data, config=f'[sandbox]\ndisk_mb = 256\n\n[pause]\ncriu = "{criu}"\n')
-        self.install = f"mount -t tmpfs -o mode=755 none {INSTALLED} && {install}"
+        self.install = f"{emptied(INSTALLED)} && {install}"
 
     def inside(self, *command: str | Path) -> list[str | Path]:
         return ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{self.install} && exec "$@"', "sh", *command]
@@ -50,6 +55,26 @@ class Installed(Platform):
         command = [self.binary, "doctor", "--data-dir", self.data_dir, "--listen", "127.0.0.1:0", "--config", self.config_path]
         said = subprocess.run(self.inside(*command), capture_output=True, text=True, env=self.environment()).stdout
         return next(line for line in said.splitlines() if " criu " in line)
+
+
+def emptied(directory: str) -> str:
+    """Has a directory of the host be another, empty one."""
+    return f"mount -t tmpfs -o mode=755 none {directory}"
+
+
+def layered(directory: Path, memory: Path) -> str:
+    """Has what is written to a directory of the host be in memory."""
+    own = memory / directory.name
+    layers = f"lowerdir={directory},upperdir={own}/upper,workdir={own}/work"
+    return f"mkdir -p {own}/upper {own}/work && chmod 755 {own}/upper && mount -t overlay -o {layers} overlay {directory}"
+
+
+def printing(path: Path, line: str) -> Path:
+    """A program that prints a line whatever it is asked, linked statically."""
+    source = f'#include <stdio.h>\nint main(void) {{ puts("{line}"); }}\n'
+    made = subprocess.run(["gcc", "-static", "-xc", "-", "-o", path], input=source, text=True, capture_output=True)
+    assert made.returncode == 0, made.stderr
+    return path
 
 
 @pytest.fixture
@@ -95,6 +120,63 @@ def test_an_installed_criu_is_used(tmp_path: Path, mark: Path) -> None:
     server = installed(tmp_path, f"ln -s {shlex.quote(os.environ['RINGFENCE_CRIU'])} {INSTALLED}/criu")
     said = server.finding()
     assert said.startswith("ok ") and f"{INSTALLED}/criu" in said, said
+    assert paused_on(server) == "disk"
+    assert not mark.exists()
+
+
+def test_each_documented_place_is_one_and_the_first_counts(tmp_path: Path, mark: Path) -> None:
+    """A package of Debian, one of ours, a build from source: wherever CRIU is put, it is found. In one namespace after the other, the
+    places before it have none."""
+    section = PAGE.read_text().partition("### Where CRIU comes from")[2]
+    places = [Path(place) for place in re.findall(r"`(/usr/\S+/criu)`[,.]", section)]
+    assert len(places) == 6 and {"/usr/lib/ringfence/criu/criu", f"{FOLDER}/criu", f"{INSTALLED}/criu"} <= set(map(str, places))
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    criu = shlex.quote(os.environ["RINGFENCE_CRIU"])
+    # Directories that systems have; some are links to others.
+    trees = {Path("/usr/lib"), Path("/usr/local"), *(Path(place).resolve() for place in ("/usr/sbin", "/usr/bin"))}
+    server = installed(tmp_path, "true")
+    prepare = " && ".join([f"mount -t tmpfs -o mode=755 none {memory}", *(layered(tree, memory) for tree in sorted(trees))])
+    for number, place in enumerate(places):
+        # All from this one on.
+        put = [f"mkdir -p {later.parent} && ln -sf {criu} {later}" for later in places[number:] if later.parent.resolve() == later.parent]
+        server.install = " && ".join([prepare, *put])
+        said = server.finding()
+        assert said.startswith("ok ") and f" at {place}: " in said, said
+    assert not mark.exists()
+
+
+def test_in_a_folder_of_its_own_it_keeps_processes(tmp_path: Path, mark: Path) -> None:
+    """With its file there, and not a link to one."""
+    put = f"{emptied('/usr/local/lib')} && mkdir -p {FOLDER} && cp {shlex.quote(os.environ['RINGFENCE_CRIU'])} {FOLDER}/criu"
+    server = installed(tmp_path, put)
+    said = server.finding()
+    assert said.startswith("ok ") and f"{FOLDER}/criu" in said and "passed over" not in said, said
+    assert paused_on(server) == "disk"
+    assert not mark.exists()
+
+
+def test_what_does_not_fit_is_passed_over_with_its_reason(tmp_path: Path, mark: Path) -> None:
+    old = printing(tmp_path / "old", "Version: 3.17.1")
+    other = printing(tmp_path / "other", "a program of the same name")
+    script = tmp_path / "script"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(os.environ["RINGFENCE_CRIU"])} "$@"\n')
+    script.chmod(0o755)
+    reasons = {
+        old: "CRIU 3.17.1 is too old: version 4.2 or later is required",
+        other: "is not CRIU: its --version has no line",
+        script: "is a script: name the program itself",
+    }
+    last = "/usr/local/bin"
+    for unfit, reason in reasons.items():
+        put = f"{emptied('/usr/local/lib')} && mkdir -p {FOLDER} && cp {unfit} {FOLDER}/criu"
+        server = installed(tmp_path, put)
+        said = server.finding()
+        assert said.startswith("degraded") and f"{FOLDER}/criu: {reason}" in said, said
+        server.install += f" && cp {other} {INSTALLED}/criu && {emptied(last)} && ln -s {shlex.quote(os.environ['RINGFENCE_CRIU'])} {last}/criu"
+        said = server.finding()
+        assert said.startswith("ok ") and f" at {last}/criu: " in said, said
+        assert f"passed over {FOLDER}/criu: {reason}" in said and f"passed over {INSTALLED}/criu: is not CRIU" in said, said
     assert paused_on(server) == "disk"
     assert not mark.exists()
 

@@ -40,7 +40,10 @@ def main() -> None:
             print("doc = true")
     # `mkfs.ext4` by its file, because the package has other names elsewhere.
     print('[package.metadata.generate-rpm.requires]\n"/usr/sbin/mkfs.ext4" = "*"')
-    print("[package.metadata.generate-rpm.recommends]\n" + "\n".join(f'{name} = "*"' for name in ("criu", "kmod", "procps-ng", "iproute", "python3", "sudo", "ca-certificates")))
+    print("[package.metadata.generate-rpm.recommends]")
+    # An older one is passed over.
+    print('criu = ">= 4.2"')
+    print("\n".join(f'{name} = "*"' for name in ("kmod", "procps-ng", "iproute", "python3", "sudo", "ca-certificates")))
 
 
 if __name__ == "__main__":

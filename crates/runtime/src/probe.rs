@@ -471,14 +471,18 @@ fn criu(setting: &CriuChoice) -> Check {
     const COST: &str = "paused sandboxes keep their memory, those on disk cannot be resumed with their processes, and forks are refused";
     let gap = |why, fix| Check::gap("criu", Status::Degraded, why, COST, fix);
     match (program::choose(setting), setting) {
-        (Ok(Some(criu)), _) => Check::ok(
-            "criu",
-            format!(
+        (Ok(Some(criu)), _) => {
+            let mut found = vec![format!(
                 "{} at {}: pauses write processes to disk",
                 criu.version,
                 criu.path.display()
-            ),
-        ),
+            )];
+            if *setting == CriuChoice::Auto {
+                let others = program::passed_over(&criu.path);
+                found.extend(others.iter().map(|why| format!("passed over {why}")));
+            }
+            Check::ok("criu", found.join("; "))
+        }
         (Ok(None), _) => Check::ok("criu", "off: paused sandboxes keep their memory"),
         (Err(why), CriuChoice::At(_)) => gap(
             why,

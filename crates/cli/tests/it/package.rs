@@ -269,6 +269,30 @@ fn both_packages_are_whole_and_the_same_each_time() {
 }
 
 #[test]
+fn both_packages_recommend_a_criu_that_is_not_passed_over() {
+    let control = fs::read_to_string(root().join("packaging/debian/control")).unwrap();
+    let recommended = control
+        .lines()
+        .find_map(|line| line.strip_prefix("Recommends: "))
+        .unwrap();
+    assert!(
+        recommended.split(", ").any(|package| package == "criu (>= 4.2)"),
+        "{recommended}"
+    );
+    let place = TestDir::new();
+    let mut described = tool("python3");
+    described
+        .arg(root().join("scripts/release/rpm.py"))
+        .arg(place.temp.path());
+    let described = Ran::of(described.arg("1").arg(root().join("packaging/rpm"))).expect(0);
+    let (_, recommended) = described.stdout.split_once(".recommends]\n").unwrap();
+    assert!(
+        recommended.lines().any(|line| line == "criu = \">= 4.2\""),
+        "{recommended}"
+    );
+}
+
+#[test]
 fn licences_of_what_is_built_in_are_given_along() {
     let place = TestDir::new();
     let (_, package) = release(&place, "one");

@@ -88,6 +88,13 @@ fn first_of<'a>(places: impl Iterator<Item = &'a Path>) -> Result<Program, Strin
     }
 }
 
+/// Why what is at the [`PLACES`] before this one cannot be used.
+pub(crate) fn passed_over(chosen: &Path) -> Vec<String> {
+    let before = PLACES.iter().map(Path::new).take_while(|place| *place != chosen);
+    let there = before.filter(|place| place.symlink_metadata().is_ok());
+    there.filter_map(|place| find(place).err()).collect()
+}
+
 /// Finds out which CRIU there is at `path`. Nothing of it runs before all of it is known to be root's.
 ///
 /// # Errors
@@ -145,7 +152,7 @@ fn changed(path: &Path) -> io::Result<(i64, i64)> {
 fn check(version: &str) -> Result<(), String> {
     let mut parts = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
-        return Err("CRIU does not report its version".to_owned());
+        return Err("is not CRIU: its --version has no line such as \"Version: 4.2\"".to_owned());
     };
     if (major, minor) < MINIMUM {
         let (major, minor) = MINIMUM;

@@ -4,6 +4,7 @@
 //! was forgotten stays, because the certificate of the node does, and is refused by it.
 
 use model::id::NodeId;
+use model::lifecycle::{Kept, State};
 
 use crate::Store;
 use crate::error::{StoreError, classify};
@@ -26,6 +27,21 @@ pub struct JoinedNode {
     pub seen_us: Option<i64>,
     /// When it was forgotten, in microseconds since the Unix epoch; none if it was not.
     pub forgotten_us: Option<i64>,
+    /// Since when it gets no new sandboxes, in microseconds since the Unix epoch; none if it gets some.
+    pub draining_us: Option<i64>,
+}
+
+/// The sandboxes of a draining node that are alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOnNode {
+    /// Id of the node.
+    pub node: NodeId,
+    /// Their state.
+    pub state: State,
+    /// What is kept of paused ones.
+    pub kept: Option<Kept>,
+    /// How many they are.
+    pub count: u64,
 }
 
 /// What became of a token.
@@ -57,6 +73,23 @@ impl FromColumns for JoinedNode {
             joined_us: columns.int("joined_us")?,
             seen_us: columns.int_opt("seen_us")?,
             forgotten_us: columns.int_opt("forgotten_us")?,
+            draining_us: columns.int_opt("draining_us")?,
+        })
+    }
+}
+
+impl FromColumns for LeftOnNode {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            node: columns.id("node_id")?,
+            state: State::from_column(&columns.text("state")?).ok_or_else(|| columns.corrupt("state"))?,
+            kept: match columns.text_opt("kept")? {
+                None => None,
+                Some(word) => Some(Kept::from_column(&word).ok_or_else(|| columns.corrupt("kept"))?),
+            },
+            count: u64::try_from(columns.int("sandboxes")?).map_err(|_| columns.corrupt("sandboxes"))?,
         })
     }
 }
@@ -148,8 +181,9 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn joined_node_list(&self) -> Result<Vec<JoinedNode>, StoreError> {
-        let query =
-            sqlx::query("SELECT id, name, joined_us, seen_us, forgotten_us FROM joined_nodes ORDER BY joined_us, id");
+        let query = sqlx::query(
+            "SELECT id, name, joined_us, seen_us, forgotten_us, draining_us FROM joined_nodes ORDER BY joined_us, id",
+        );
         self.db.read_all("list nodes", query).await
     }
 
@@ -158,8 +192,10 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn joined_node(&self, id: &NodeId) -> Result<Option<JoinedNode>, StoreError> {
-        let query = sqlx::query("SELECT id, name, joined_us, seen_us, forgotten_us FROM joined_nodes WHERE id = $1")
-            .bind(id.as_str());
+        let query = sqlx::query(
+            "SELECT id, name, joined_us, seen_us, forgotten_us, draining_us FROM joined_nodes WHERE id = $1",
+        )
+        .bind(id.as_str());
         self.db.read_optional("find a node", query).await
     }
 
@@ -191,5 +227,47 @@ impl Store {
         .bind(now_us);
         let changed = self.db.write_durably("joined node", "forget a node", query).await?;
         Ok(changed > 0)
+    }
+
+    /// Has a node get no new sandboxes from now on, and returns since when that is: a node that drains already goes on as it did.
+    /// None when there is no such node, or it was forgotten.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn joined_node_drain(&self, id: &NodeId, now_us: i64) -> Result<Option<i64>, StoreError> {
+        let query = sqlx::query(
+            "UPDATE joined_nodes SET draining_us = COALESCE(draining_us, $2) WHERE id = $1 AND forgotten_us IS NULL \
+             RETURNING id, name, joined_us, seen_us, forgotten_us, draining_us",
+        )
+        .bind(id.as_str())
+        .bind(now_us);
+        let node: Option<JoinedNode> = self.db.write_returning_durably("drain a node", query).await?;
+        Ok(node.and_then(|node| node.draining_us))
+    }
+
+    /// Has a node get new sandboxes again. `false` when there is no such node, or it was forgotten.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn joined_node_undrain(&self, id: &NodeId) -> Result<bool, StoreError> {
+        let query = sqlx::query("UPDATE joined_nodes SET draining_us = NULL WHERE id = $1 AND forgotten_us IS NULL")
+            .bind(id.as_str());
+        let what = "end the drain of a node";
+        let changed = self.db.write_durably("joined node", what, query).await?;
+        Ok(changed > 0)
+    }
+
+    /// What is left on the nodes that drain.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn left_on_draining_nodes(&self) -> Result<Vec<LeftOnNode>, StoreError> {
+        let query = sqlx::query(
+            "SELECT b.node_id, b.state, b.kept, COUNT(*) AS sandboxes FROM sandboxes b \
+             JOIN joined_nodes j ON j.id = b.node_id \
+             WHERE j.draining_us IS NOT NULL AND j.forgotten_us IS NULL AND b.state <> 'gone' \
+             GROUP BY b.node_id, b.state, b.kept",
+        );
+        self.db.read_all("count what is left on draining nodes", query).await
     }
 }

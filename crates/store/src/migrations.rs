@@ -30,6 +30,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0015_lease_epochs.sql"),
     include_str!("migrations/0016_joined_nodes.sql"),
     include_str!("migrations/0017_servers.sql"),
+    include_str!("migrations/0018_draining.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -48,6 +48,8 @@ pub struct ServedNodeRow {
     pub id: NodeId,
     /// Its lease; none if it has none.
     pub lease: Option<Lease>,
+    /// Since when it gets no new sandboxes, in microseconds since the Unix epoch; none if it gets some.
+    pub draining_us: Option<i64>,
 }
 
 /// The sandboxes of a team that are alike, on nodes that other servers serve.
@@ -122,6 +124,7 @@ impl FromColumns for ServedNodeRow {
         Ok(Self {
             id: columns.id("id")?,
             lease: lease(columns)?,
+            draining_us: columns.int_opt("draining_us")?,
         })
     }
 }
@@ -231,7 +234,7 @@ impl Store {
     /// When the database fails.
     pub async fn served_node_list(&self) -> Result<Vec<ServedNodeRow>, StoreError> {
         let query = sqlx::query(
-            "SELECT j.id, n.lease_owner, n.lease_until_us FROM joined_nodes j LEFT JOIN nodes n ON n.id = j.id \
+            "SELECT j.id, j.draining_us, n.lease_owner, n.lease_until_us FROM joined_nodes j LEFT JOIN nodes n ON n.id = j.id \
              WHERE j.forgotten_us IS NULL ORDER BY j.id",
         );
         self.db.read_all("list who serves which node", query).await

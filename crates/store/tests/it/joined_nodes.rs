@@ -1,10 +1,13 @@
 //! Nodes that have joined, and their tokens.
 
-use store::joined_nodes::{JoinedNode, TokenOutcome};
+use model::lifecycle::{Kept, State};
+use store::joined_nodes::{JoinedNode, LeftOnNode, TokenOutcome};
+use store::sandboxes::Pause;
 use tokio::task::JoinSet;
 
 use crate::database::Database;
-use crate::samples::node_id;
+use crate::samples::{node_id, sandbox, sandbox_id, team};
+use crate::servers::{join, taken};
 
 pub(crate) async fn a_token_makes_one_node_once(db: Database) {
     let store = db.open().await;
@@ -14,6 +17,7 @@ pub(crate) async fn a_token_makes_one_node_once(db: Database) {
         joined_us: 150,
         seen_us,
         forgotten_us: None,
+        draining_us: None,
     };
     for hash in ["a", "b", "c"] {
         store.node_token_insert(hash, 100, 200).await.unwrap();
@@ -64,4 +68,77 @@ pub(crate) async fn one_of_many_that_use_a_token_joins(db: Database) {
     // One with each token.
     assert_eq!(joined.count(), 2, "{outcomes:?}");
     assert_eq!(store.joined_node_list().await.unwrap().len(), 2);
+}
+
+pub(crate) async fn a_drain_lasts_until_it_is_ended(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    for node in [7, 8] {
+        join(&store, node).await;
+    }
+    assert_eq!(store.left_on_draining_nodes().await.unwrap(), []);
+    let draining_us = async |id| store.joined_node(&node_id(id)).await.unwrap().unwrap().draining_us;
+    assert_eq!(draining_us(7).await, None);
+    assert_eq!(store.joined_node_drain(&node_id(7), 50).await.unwrap(), Some(50));
+    // It drains since the first time.
+    assert_eq!(store.joined_node_drain(&node_id(7), 60).await.unwrap(), Some(50));
+    assert_eq!((draining_us(7).await, draining_us(8).await), (Some(50), None));
+    // Whatever else is noted of it.
+    store.joined_node_seen(&node_id(7), "a host", 70).await.unwrap();
+    assert_eq!(draining_us(7).await, Some(50));
+    let served = store.served_node_list().await.unwrap();
+    let served: Vec<_> = served.into_iter().map(|node| (node.id, node.draining_us)).collect();
+    assert_eq!(served, [(node_id(7), Some(50)), (node_id(8), None)]);
+
+    let rows = taken(&store, 7, 1).await;
+    for number in 1..=4 {
+        let new = sandbox(number, 1);
+        let end_us = new.end_us;
+        rows.sandbox_insert_running(new, 5, end_us, "0.6.13").await.unwrap();
+    }
+    for (number, kept) in [(1, Kept::Memory), (2, Kept::Checkpoint), (3, Kept::Checkpoint)] {
+        let row = store.sandbox_by_id(&sandbox_id(number)).await.unwrap().unwrap();
+        let pausing = rows.sandbox_pausing(&row.id, row.version, kept, None).await;
+        let pausing = pausing.unwrap().applied().unwrap();
+        let pause = Pause {
+            kept,
+            kept_bytes: 1,
+            paused_us: 9,
+            resume_error: None,
+        };
+        let paused = rows.sandbox_paused(&row.id, pausing.version, pause).await.unwrap();
+        assert!(paused.applied().is_some());
+    }
+    let of_other = taken(&store, 8, 1).await;
+    let new = sandbox(5, 1);
+    let end_us = new.end_us;
+    of_other.sandbox_insert_running(new, 5, end_us, "0.6.13").await.unwrap();
+    let mut left = store.left_on_draining_nodes().await.unwrap();
+    left.sort_by_key(|part| (part.state != State::Running, part.count));
+    let part = |state, kept, count| LeftOnNode {
+        node: node_id(7),
+        state,
+        kept,
+        count,
+    };
+    assert_eq!(
+        left,
+        [
+            part(State::Running, None, 1),
+            part(State::Paused, Some(Kept::Memory), 1),
+            part(State::Paused, Some(Kept::Checkpoint), 2)
+        ]
+    );
+
+    assert!(store.joined_node_undrain(&node_id(7)).await.unwrap());
+    assert_eq!(draining_us(7).await, None);
+    // It did not drain, which is what was wanted.
+    assert!(store.joined_node_undrain(&node_id(8)).await.unwrap());
+    assert_eq!(store.joined_node_drain(&node_id(8), 80).await.unwrap(), Some(80));
+    assert!(store.joined_node_forget(&node_id(8), 90).await.unwrap());
+    for gone in [8, 9] {
+        assert_eq!(store.joined_node_drain(&node_id(gone), 91).await.unwrap(), None);
+        assert!(!store.joined_node_undrain(&node_id(gone)).await.unwrap());
+    }
+    assert_eq!(store.left_on_draining_nodes().await.unwrap(), []);
 }

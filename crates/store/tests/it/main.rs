@@ -103,6 +103,7 @@ const CASES: &[(&str, Case)] = cases![
     lists::live_sandboxes_of_every_team,
     joined_nodes::a_token_makes_one_node_once,
     joined_nodes::one_of_many_that_use_a_token_joins,
+    joined_nodes::a_drain_lasts_until_it_is_ended,
     servers::a_sandbox_leads_to_the_server_of_its_node,
     servers::a_stopped_server_says_nothing,
     servers::limits_hold_for_all_that_insert_at_the_same_time,

@@ -12,7 +12,7 @@ use crate::nodes::lease_request;
 use crate::samples::{FIRST_EPOCH, node_id, sandbox, sandbox_id, team, team_id, uuid};
 
 /// The rows of a node of which a server takes the lease, from whoever has it.
-async fn taken(store: &Store, node: u32, server: u32) -> NodeRows {
+pub(crate) async fn taken(store: &Store, node: u32, server: u32) -> NodeRows {
     let mut request = lease_request(node, server, 100);
     request.expired_us = i64::MAX;
     let LeaseOutcome::Acquired { epoch } = store.node_lease_acquire(&request).await.unwrap() else {
@@ -21,7 +21,7 @@ async fn taken(store: &Store, node: u32, server: u32) -> NodeRows {
     store.of_node(node_id(node), epoch)
 }
 
-async fn join(store: &Store, node: u32) {
+pub(crate) async fn join(store: &Store, node: u32) {
     let token = format!("token {node}");
     store.node_token_insert(&token, 0, i64::MAX).await.unwrap();
     let _ = store.node_join(&token, &node_id(node), "a host", 1).await.unwrap();

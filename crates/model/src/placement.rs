@@ -145,6 +145,13 @@ impl Nodes {
         }
     }
 
+    /// Notes whether a node drains, before it reports again.
+    pub fn drain(&mut self, node: &NodeId, is_draining: bool) {
+        if let Some(seen) = self.seen.get_mut(node) {
+            seen.report.is_draining = is_draining;
+        }
+    }
+
     /// Forgets a node: it is not connected any more.
     pub fn forget(&mut self, node: &NodeId) {
         self.seen.remove(node);

@@ -96,6 +96,23 @@ fn a_node_that_drains_lacks_a_feature_or_is_full_is_no_candidate() {
 }
 
 #[test]
+fn a_drain_counts_before_the_next_report() {
+    let mut known = nodes([report(0, 10), report(9, 10)]);
+    let room = known.room(&Need::default(), NOW);
+    known.drain(&node(0), true);
+    assert_eq!(order(&known, &Need::default(), NOW), [node(1)]);
+    assert!(known.room(&Need::default(), NOW) > (0, room.1));
+    assert_eq!(known.room(&Need::default(), NOW).0, 1);
+    known.drain(&node(1), true);
+    assert!(order(&known, &Need::default(), NOW).is_empty());
+    assert_eq!(known.room(&Need::default(), NOW).0, 0);
+    known.drain(&node(0), false);
+    assert_eq!(order(&known, &Need::default(), NOW), [node(0)]);
+    // There is none of this name.
+    known.drain(&node(7), true);
+}
+
+#[test]
 fn own_requests_count_until_the_next_report() {
     let mut known = nodes([report(0, 4), report(2, 4)]);
     for _ in 0..3 {

@@ -248,6 +248,9 @@ impl SandboxCreation {
         };
         // Again, with those that were placed meanwhile.
         let nodes = self.sandboxes.nodes.choose(needs);
+        if nodes.is_empty() && self.sandboxes.nodes.is_kept_off(&[]) {
+            return Err(CreateError::Draining.into());
+        }
         let Placed {
             node,
             others,

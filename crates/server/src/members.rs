@@ -9,17 +9,23 @@ use std::time::Duration;
 use link::{Authority, Hub, Members, MembersFuture, Refusal, TrustError};
 use model::capacity::{Bounds, HostReport};
 use model::id::NodeId;
+use model::lifecycle::{Kept, State};
 use serde::{Deserialize, Serialize};
 use store::Store;
 use store::error::StoreError;
-use store::joined_nodes::{JoinedNode, TokenOutcome};
+use store::joined_nodes::{JoinedNode, LeftOnNode, TokenOutcome};
 use tokio::sync::Notify;
 
 use crate::clock::{Clock, SECOND_US, rfc3339};
+use crate::nodes::room::Said;
 use crate::nodes::{Nodes, ServedNode};
 
 /// How long a token is good for.
 pub const TOKEN_LIFETIME: Duration = Duration::from_secs(60 * 60);
+
+/// How long a drain waits for the server that has the node, which says about once a second what it knows, and how often it looks.
+const KNOWN_BOUND: Duration = Duration::from_secs(10);
+const KNOWN_RETRY: Duration = Duration::from_millis(100);
 
 /// The nodes of a server.
 #[derive(Debug)]
@@ -30,6 +36,22 @@ pub struct NodeMembers {
     hub: Arc<Hub>,
     /// A node was forgotten.
     forgotten: Notify,
+    /// Held while it is read or written which nodes drain and until the nodes that are served know, so that they know the latest.
+    draining: tokio::sync::Mutex<()>,
+}
+
+/// Why a node is not known to drain, or not to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DrainError {
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no such node, or it was forgotten.
+    #[error("there is no such node")]
+    Unknown,
+    /// Another server has it, which has not said in time that it knows.
+    #[error("the server that has the node does not know yet")]
+    Unconfirmed,
 }
 
 /// Why no token was made.
@@ -62,6 +84,12 @@ pub struct OperatorNode {
     /// When it was forgotten, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forgotten_at: Option<String>,
+    /// Since when it gets no new sandboxes, RFC 3339; absent if it gets some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining_at: Option<String>,
+    /// The sandboxes that are left there while it drains, wherever it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<OperatorLeft>,
     /// The address that it has connected from, while it is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
@@ -98,7 +126,37 @@ pub struct OperatorNode {
     pub max_sandboxes: Option<u32>,
 }
 
+/// The sandboxes that a draining node has, for its operator.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorLeft {
+    /// Sandboxes that run, or are being started, paused, resumed or ended.
+    pub running: u64,
+    /// Sandboxes that are paused in the memory of its host, and end with that.
+    pub paused_in_memory: u64,
+    /// Sandboxes that are paused on its disk, where they stay when the host is restarted.
+    pub paused_on_disk: u64,
+}
+
+impl OperatorLeft {
+    fn add(&mut self, left: &LeftOnNode) {
+        match (left.state, left.kept) {
+            (State::Paused, Some(Kept::Memory)) => self.paused_in_memory += left.count,
+            (State::Paused, _) => self.paused_on_disk += left.count,
+            _ => self.running += left.count,
+        }
+    }
+}
+
 impl OperatorNode {
+    /// How many of its sandboxes would not outlive a restart of its host. Those without a row, as of builds, are known while it is
+    /// connected to the server that was asked.
+    #[must_use]
+    pub fn ending_with_host(&self) -> u64 {
+        let left = self.left.unwrap_or_default();
+        let counted = left.running.saturating_add(left.paused_in_memory);
+        counted.max(self.sandboxes.map_or(0, u64::from))
+    }
+
     /// The node that is a part of the server, which no other process joins.
     pub(crate) async fn of_server(node: &ServedNode) -> Self {
         // Nothing else reads it regularly here.
@@ -111,6 +169,8 @@ impl OperatorNode {
             joined_at: None,
             seen_at: None,
             forgotten_at: None,
+            draining_at: None,
+            left: None,
             address: None,
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             writes_processes: Some(node.writes_processes),
@@ -149,6 +209,7 @@ impl NodeMembers {
             authority,
             hub,
             forgotten: Notify::new(),
+            draining: tokio::sync::Mutex::default(),
         }
     }
 
@@ -186,12 +247,98 @@ impl NodeMembers {
     /// All nodes, oldest first.
     pub(crate) async fn list(&self, served: &Nodes) -> Result<Vec<OperatorNode>, StoreError> {
         let nodes = self.store.joined_node_list().await?;
-        Ok(nodes.into_iter().map(|node| self.show(node, served)).collect())
+        let mut shown: Vec<_> = nodes.into_iter().map(|node| self.show(node, served)).collect();
+        self.count_left(&mut shown).await?;
+        Ok(shown)
     }
 
     /// One node.
     pub(crate) async fn find(&self, id: &NodeId, served: &Nodes) -> Result<Option<OperatorNode>, StoreError> {
-        Ok(self.store.joined_node(id).await?.map(|node| self.show(node, served)))
+        let mut shown = self.store.joined_node(id).await?.map(|node| self.show(node, served));
+        self.count_left(shown.as_mut_slice()).await?;
+        Ok(shown)
+    }
+
+    /// Adds what is left on those that drain.
+    async fn count_left(&self, nodes: &mut [OperatorNode]) -> Result<(), StoreError> {
+        if nodes.iter().all(|node| node.draining_at.is_none()) {
+            return Ok(());
+        }
+        let left = self.store.left_on_draining_nodes().await?;
+        for node in nodes.iter_mut().filter(|node| node.draining_at.is_some()) {
+            let mut counts = OperatorLeft::default();
+            for part in left.iter().filter(|part| part.node.as_str() == node.id) {
+                counts.add(part);
+            }
+            node.left = Some(counts);
+        }
+        Ok(())
+    }
+
+    /// Drains a node, and returns since when it drains. If it is served here, it gets no new sandboxes from then on.
+    pub(crate) async fn drain(&self, id: &NodeId, served: &Nodes) -> Result<i64, DrainError> {
+        let _turn = self.turn_to_drain().await;
+        let since_us = self.store.joined_node_drain(id, self.clock.now_us()).await?;
+        let since_us = since_us.ok_or(DrainError::Unknown)?;
+        served.drain(id, Some(since_us));
+        tracing::info!(node.id = %id, "the operator drains a node");
+        Ok(since_us)
+    }
+
+    /// Waits until the server that has a node, if there is one, knows that it drains since then.
+    pub(crate) async fn until_known(&self, id: &NodeId, since_us: i64, served: &Nodes) -> Result<(), DrainError> {
+        let known = tokio::time::timeout(KNOWN_BOUND, self.look_until_known(id, since_us, served));
+        known.await.map_err(|_| DrainError::Unconfirmed)?
+    }
+
+    async fn look_until_known(&self, id: &NodeId, since_us: i64, served: &Nodes) -> Result<(), DrainError> {
+        loop {
+            // One that was taken over here since knows.
+            if served.is_served(id) {
+                return Ok(());
+            }
+            let row = self.store.node_by_id(id).await?;
+            if !row.is_some_and(|row| row.is_leased(self.clock.now_us())) {
+                // Whoever takes it over reads that.
+                return Ok(());
+            }
+            let servers = self.store.server_list().await?;
+            let mut said = servers
+                .iter()
+                .filter_map(|server| Said::parse(server.room_json.as_deref()?));
+            if said.any(|said| {
+                said.draining
+                    .get(id.as_str())
+                    .is_some_and(|known_us| *known_us >= since_us)
+            }) {
+                return Ok(());
+            }
+            tokio::time::sleep(KNOWN_RETRY).await;
+        }
+    }
+
+    /// Ends the drain of a node.
+    pub(crate) async fn undrain(&self, id: &NodeId, served: &Nodes) -> Result<(), DrainError> {
+        let _turn = self.turn_to_drain().await;
+        if !self.store.joined_node_undrain(id).await? {
+            return Err(DrainError::Unknown);
+        }
+        served.drain(id, None);
+        tracing::info!(node.id = %id, "the operator ends the drain of a node");
+        Ok(())
+    }
+
+    /// The turn of a caller that reads or writes which nodes drain, and then tells the nodes that are served.
+    pub(crate) async fn turn_to_drain(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.draining.lock().await
+    }
+
+    /// Reads whether a node drains that is being taken over.
+    pub(crate) async fn read_draining(&self, node: &ServedNode) -> Result<(), StoreError> {
+        let _turn = self.turn_to_drain().await;
+        let row = self.store.joined_node(node.id()).await?;
+        node.drain(row.and_then(|row| row.draining_us));
+        Ok(())
     }
 
     /// Forgets a node: its connection ends, and its certificate is refused. `false` when there is none, or it was forgotten
@@ -226,6 +373,8 @@ impl NodeMembers {
             joined_at: Some(rfc3339(node.joined_us)),
             seen_at: node.seen_us.map(rfc3339),
             forgotten_at: node.forgotten_us.map(rfc3339),
+            draining_at: node.draining_us.filter(|_| node.forgotten_us.is_none()).map(rfc3339),
+            left: None,
             address: connected.as_ref().map(|connected| connected.address.to_string()),
             version: connected.as_ref().map(|connected| connected.version.clone()),
             writes_processes: connected

@@ -8,12 +8,13 @@
 //! it, and the next one brings it back.
 
 pub(crate) mod all;
+pub(crate) mod draining;
 pub(crate) mod keeper;
 pub(crate) mod placement;
 pub(crate) mod room;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -67,6 +68,8 @@ pub(crate) struct ServedNode {
     pub(crate) placement: Arc<Placement>,
     /// Whether it is placed on by that, as where there are several.
     pub(crate) is_placed_on: AtomicBool,
+    /// Since when it gets no new sandboxes; 0 if it gets some. Set by [`Self::drain`] alone.
+    pub(crate) draining_us: AtomicI64,
     /// Notified when the node has something new.
     pub(crate) changed: Notify,
     /// Cancelled when the session is over.
@@ -147,6 +150,7 @@ impl ServedNode {
                     bounds: self.admission.bounds(),
                     layers: self.holdings.lock().layers.clone(),
                     most_bytes,
+                    is_draining: self.is_draining(),
                 };
                 nodes.report(&self, report_of(host, told));
             }
@@ -243,7 +247,7 @@ impl Nodes {
         let mut state = self.state.write();
         state.absent.remove(node.id());
         state.elsewhere.remove(node.id());
-        self.placement.add(node.id());
+        self.placement.add(node.id(), node.is_draining());
         state.served.retain(|served| served.id() != node.id());
         state.served.push(node);
         state.served.sort_by(|a, b| a.id().as_str().cmp(b.id().as_str()));
@@ -435,7 +439,7 @@ impl Nodes {
         needs: Needs<'_>,
     ) -> Result<HostShare, NoCapacity> {
         let mut refused = NoCapacity::Away;
-        for node in self.choose(needs) {
+        for node in self.choose_for_step(needs) {
             let sent = node.asked();
             match node.pool.admit_to_host(id).await {
                 Ok(permit) => {
@@ -462,14 +466,15 @@ impl Nodes {
         Some(node).filter(|node| !node.over.is_cancelled())
     }
 
-    /// The nodes on which a sandbox can be placed, the best first.
+    /// The nodes on which a sandbox can be placed, the best first; none of those that drain.
     ///
     /// Where layers can come from nowhere else, those come first that have them. Of these, the ones that have the processes to
     /// go on with, then the ones of whose pool a sandbox fits, and then what [`model::placement`] says.
     /// Where few seem to have room, some others are asked last all the same: what is known of them is old, a refusal is that
     /// of a node and says why, and pooled sandboxes give way to a request.
     pub(crate) fn choose(&self, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
-        let nodes = self.all();
+        let mut nodes = self.all();
+        nodes.retain(|node| !node.is_draining());
         if nodes.len() < 2 {
             return nodes;
         }

@@ -35,7 +35,7 @@ pub use self::access::{OperatorAccess, STREAM_PROTOCOL};
 pub(crate) use self::context::Operator;
 pub use self::context::OperatorError;
 use self::context::{ErrorResponse, absent, parse, team_names};
-pub use self::nodes::OperatorToken;
+pub use self::nodes::{OperatorNodeChange, OperatorNodeStatus, OperatorPaused, OperatorToken};
 pub use self::sign_in::OperatorCode;
 pub use self::socket::OperatorSocket;
 pub(crate) use self::socket::serve;
@@ -44,7 +44,7 @@ pub use self::templates::{OperatorCollection, OperatorLayer, OperatorSpace, Oper
 use crate::builds::BuildSandbox;
 use crate::chain::Chain;
 use crate::clock::rfc3339;
-pub use crate::members::OperatorNode;
+pub use crate::members::{OperatorLeft, OperatorNode};
 use crate::outcome::EndReason;
 use crate::pool::{AGE_MAX_US, PooledSandbox};
 use crate::records::Sample;

@@ -33,7 +33,7 @@ use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::lease::NodeLease;
 use crate::nodes::Nodes;
-use crate::nodes::room::Room;
+use crate::nodes::room::{Room, Said};
 use crate::peers::{Peer, PeerRates};
 use crate::settings::ServersSettings;
 
@@ -327,7 +327,11 @@ impl OtherServers {
     /// # Errors
     /// When the database fails, or this server has lost its lease.
     pub(crate) async fn beat(&self) -> Result<Vec<ServedNodeRow>, StoreError> {
-        let room = self.nodes.room().to_json();
+        let said = Said {
+            room: self.nodes.room(),
+            draining: self.nodes.draining(),
+        };
+        let room = said.to_json();
         let (address, now_us) = (self.address.to_string(), self.clock.now_us());
         self.rows
             .server_beat(&self.name, Some(&address), Some(&room), now_us)
@@ -345,8 +349,11 @@ impl OtherServers {
             };
             known.insert(server.id.clone());
             if is_present(&server, now_us) {
-                let room = server.room_json.as_deref().and_then(Room::parse);
-                present.push(Other { link, room });
+                let said = server.room_json.as_deref().and_then(Said::parse);
+                present.push(Other {
+                    link,
+                    room: said.map(|said| said.room),
+                });
             }
         }
         self.links.lock().retain(|id, _| known.contains(id));

@@ -91,11 +91,13 @@ pub(crate) enum PauseReason {
     Timeout,
     /// The platform is being stopped.
     Shutdown,
+    /// Its node drains, and the operator waits no longer.
+    Drain,
 }
 
 impl PauseReason {
     /// Every reason.
-    pub(crate) const ALL: [Self; 3] = [Self::Client, Self::Timeout, Self::Shutdown];
+    pub(crate) const ALL: [Self; 4] = [Self::Client, Self::Timeout, Self::Shutdown, Self::Drain];
 
     /// The name in metrics and logs.
     pub(crate) fn as_str(self) -> &'static str {
@@ -103,6 +105,7 @@ impl PauseReason {
             Self::Client => "client",
             Self::Timeout => "timeout",
             Self::Shutdown => "shutdown",
+            Self::Drain => "drain",
         }
     }
 }
@@ -202,11 +205,13 @@ pub(crate) enum PoolEnd {
     Died,
     /// The operator ended the sandbox.
     Operator,
+    /// Its node drains.
+    Drained,
 }
 
 impl PoolEnd {
     /// Every reason.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Evicted,
         Self::Stale,
         Self::Unused,
@@ -214,6 +219,7 @@ impl PoolEnd {
         Self::Memory,
         Self::Died,
         Self::Operator,
+        Self::Drained,
     ];
 
     /// The name in metrics and logs.
@@ -226,6 +232,7 @@ impl PoolEnd {
             Self::Memory => "memory",
             Self::Died => "died",
             Self::Operator => "operator",
+            Self::Drained => "drained",
         }
     }
 }

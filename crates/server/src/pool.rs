@@ -122,6 +122,8 @@ struct State {
     members: HashMap<SandboxId, Member>,
     /// Time before which no sandbox is started.
     paused_until_us: i64,
+    /// Whether the node drains: the pool is empty, or becomes so.
+    is_draining: bool,
 }
 
 /// What becomes of a pooled sandbox.
@@ -344,6 +346,8 @@ impl Pool {
         let (is_dead, key) = (member.is_dead, member.key.clone());
         if is_dead {
             self.begin_end(&mut state, id, PoolEnd::Died);
+        } else if state.is_draining {
+            self.begin_end(&mut state, id, PoolEnd::Drained);
         } else if !state.demands.contains_key(&key) {
             // Forgotten while the request had it.
             self.begin_end(&mut state, id, PoolEnd::Stale);
@@ -412,6 +416,21 @@ impl Pool {
             self.begin_end(&mut state, id, PoolEnd::Operator);
         }
         is_pooled
+    }
+
+    /// Ends what no request has, and starts nothing, until the node does not drain any more.
+    pub(crate) fn drain(self: &Arc<Self>, is_draining: bool) {
+        let mut state = self.state.lock();
+        state.is_draining = is_draining;
+        if is_draining {
+            let held = state.members.iter().filter(|(_, member)| member.phase != Phase::Taken);
+            let ids: Vec<SandboxId> = held.map(|(id, _)| id.clone()).collect();
+            for id in &ids {
+                self.begin_end(&mut state, id, PoolEnd::Drained);
+            }
+        }
+        drop(state);
+        self.changed.notify_one();
     }
 
     /// Notes that a sandbox has ended by itself.

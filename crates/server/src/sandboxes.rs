@@ -117,6 +117,14 @@ impl Sandboxes {
         Ok(rows)
     }
 
+    /// Runs work of the operator on a task, which goes on when its request is cut. None if the task panicked or was cancelled.
+    pub(crate) async fn on_own_task<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        self.work.spawn(task).await.ok()
+    }
+
     /// The agent of a sandbox that no client knows yet, or that nobody uses at the moment.
     fn agent<'a>(&'a self, node: &'a ServedNode, id: &'a SandboxId) -> Agent<'a> {
         Agent {

@@ -188,7 +188,7 @@ impl Server {
         let routes = operator::router(server.operator.clone());
         server.serve_routes(
             socket,
-            operator::nodes::around(routes, Arc::clone(&members), Arc::clone(&server.keeper.nodes)),
+            operator::nodes::around(routes, Arc::clone(&members), Arc::clone(&server.keeper.sandboxes)),
         );
         if let Some(others) = &others {
             let forwarding = Forwarding::new(others, &connections, &server.streams, &server.abort);

@@ -87,7 +87,14 @@ impl NodeSessions {
         let hub = self.members.hub();
         // Before the list: one that has joined in between is not forgotten.
         let sessions = hub.sessions();
-        let nodes = others.beat().await?;
+        let nodes = {
+            let _turn = self.members.turn_to_drain().await;
+            let nodes = others.beat().await?;
+            for node in &nodes {
+                self.keeper.nodes.drain(&node.id, node.draining_us);
+            }
+            nodes
+        };
         for id in sessions {
             if !nodes.iter().any(|node| node.id == id) {
                 // It was forgotten through another server.
@@ -211,7 +218,10 @@ impl NodeSessions {
         let node = keeper.session(lease.rows().clone(), api, can_write, session.over.clone(), &uses);
         let taken = async {
             let events = node.handle.subscribe().await.map_err(AdoptError::from)?;
+            // Before it is placed on, and again for whoever drains it meanwhile and does not find it.
+            self.members.read_draining(&node).await.map_err(AdoptError::from)?;
             keeper.take_over(&node).await?;
+            self.members.read_draining(&node).await.map_err(AdoptError::from)?;
             Ok::<_, AdoptError>(events)
         };
         let taken = tokio::select! {

@@ -22,6 +22,10 @@ const SHOULD_RETRY: HeaderName = HeaderName::from_static("should-retry");
 const NO_CAPACITY: &str = "sandbox_capacity_unavailable";
 /// The `error_code` of a node that is not connected.
 pub(super) const NODE_AWAY: &str = "node_away";
+/// The `error_code` of nodes that get no new sandboxes.
+pub(super) const NODE_DRAINING: &str = "node_draining";
+/// Retry interval where nodes drain, in seconds: the operator has to end that, or add a node.
+pub(super) const DRAINING_AFTER_S: u32 = 10;
 /// Retry interval for a server whose disk is full, in seconds: the operator has to free space.
 const FULL_AFTER_S: u32 = 10;
 /// Retry interval for what is in progress, in seconds: it has most likely ended by then.
@@ -238,7 +242,7 @@ impl IntoResponse for ApiError {
         if self.store_failed {
             response.extensions_mut().insert(StoreFailed);
         }
-        if matches!(self.error_code, Some(NO_CAPACITY | NODE_AWAY)) {
+        if matches!(self.error_code, Some(NO_CAPACITY | NODE_AWAY | NODE_DRAINING)) {
             response.extensions_mut().insert(Unplaced);
         }
         response

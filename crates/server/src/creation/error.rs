@@ -75,7 +75,9 @@ impl CreationError {
             | Self::Lifetime(_)
             | Self::Invalid(_) => CreateOutcome::Refused,
             Self::TooOften(_) | Self::Admission(AdmissionError::OverQuota(_)) => CreateOutcome::Limited,
-            Self::Admission(AdmissionError::NoCapacity { .. }) => CreateOutcome::NoCapacity,
+            Self::Admission(AdmissionError::NoCapacity { .. }) | Self::Create(CreateError::Draining) => {
+                CreateOutcome::NoCapacity
+            }
             Self::Store(_)
             | Self::Random(_)
             | Self::Key(ClaimError::Store(_))

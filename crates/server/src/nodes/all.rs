@@ -80,7 +80,7 @@ impl AllNodes {
 
     /// The node that has a share of its host for a sandbox, and then others.
     fn placed(&self, request: &StartSandbox) -> Vec<Arc<ServedNode>> {
-        let mut nodes = self.nodes.choose(Needs {
+        let mut nodes = self.nodes.choose_for_step(Needs {
             image: &request.image,
             memory: None,
             memory_mb: request.resources.memory_mb,
@@ -157,7 +157,7 @@ impl AllNodes {
     async fn import(&self, id: &LayerId, bytes: u64, archive: LayerStream) -> Result<Committed, NodeError> {
         let lacking = self.lacking.lock().remove(id);
         let lacking = lacking.as_ref().and_then(in_session);
-        let best = || self.nodes.choose(ANYWHERE).into_iter().next();
+        let best = || self.nodes.choose_for_step(ANYWHERE).into_iter().next();
         let node = lacking.or_else(best).ok_or(NodeError::Away)?;
         let imported = node.handle.import_layer(id, bytes, archive).await;
         if imported.is_ok() {
@@ -313,7 +313,7 @@ impl NodeApi for AllNodes {
 
     fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {
         Box::pin(async move {
-            let node = self.nodes.choose(ANYWHERE).into_iter().next();
+            let node = self.nodes.choose_for_step(ANYWHERE).into_iter().next();
             node.ok_or(NodeError::Away)?.handle.base_version().await
         })
     }

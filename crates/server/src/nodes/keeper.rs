@@ -9,7 +9,7 @@
 //! taken over again.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -104,6 +104,7 @@ impl NodeKeeper {
             holdings: Mutex::new(Holdings::default()),
             placement: self.nodes.placement(),
             is_placed_on: AtomicBool::new(false),
+            draining_us: AtomicI64::new(0),
             changed: Notify::new(),
             over,
             _in_use: uses.token(),

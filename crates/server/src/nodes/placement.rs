@@ -57,10 +57,19 @@ impl Placement {
     }
 
     /// Adds a node that has not said anything yet.
-    pub(super) fn add(&self, node: &NodeId) {
+    pub(super) fn add(&self, node: &NodeId, is_draining: bool) {
+        let report = Report {
+            is_draining,
+            ..Report::default()
+        };
         let mut seen = self.seen.lock();
         seen.forget(node);
-        seen.report(node, Report::default(), i64::MIN);
+        seen.report(node, report, i64::MIN);
+    }
+
+    /// Notes whether a node drains.
+    pub(super) fn drain(&self, node: &NodeId, is_draining: bool) {
+        self.seen.lock().drain(node, is_draining);
     }
 
     /// Notes what a node has said.
@@ -114,6 +123,8 @@ pub(super) struct Told {
     pub(super) layers: std::collections::HashSet<LayerId>,
     /// The most memory that it had left in its session, in bytes.
     pub(super) most_bytes: u64,
+    /// Whether it drains.
+    pub(super) is_draining: bool,
 }
 
 /// The report of a node. One that says nothing of its load is taken to be as large as the most that it had left, and to
@@ -142,6 +153,7 @@ pub(super) fn report_of(host: HostReport, told: Told) -> Report {
     report.running = report.running.saturating_sub(told.spare);
     report.bounds = report.bounds.and(told.bounds);
     report.layers = told.layers;
+    report.is_draining = told.is_draining;
     report
 }
 
@@ -165,6 +177,7 @@ mod tests {
             },
             layers: HashSet::new(),
             most_bytes: 8 * GIB,
+            is_draining: false,
         }
     }
 
@@ -211,5 +224,10 @@ mod tests {
             ..told()
         };
         assert_eq!(report_of(host(None), tiny).cores, 1);
+        let draining = Told {
+            is_draining: true,
+            ..told()
+        };
+        assert!(report_of(host(None), draining).is_draining && !report.is_draining);
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! It is old when it is read, as all that placement knows is: the truth is the permit of a node.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// How much less loaded the nodes of another server must be, in thousandths, for a sandbox to be created there although a node
@@ -22,10 +24,26 @@ impl Room {
     pub(crate) fn is_clearly_better(self, own: Self) -> bool {
         self.nodes > 0 && (own.nodes == 0 || self.load.saturating_add(CLEARLY) < own.load)
     }
+}
 
+/// Nodes that drain, by their ids, and since when, in microseconds since the Unix epoch.
+pub(crate) type Draining = BTreeMap<String, i64>;
+
+/// What a server tells the others of its nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Said {
+    /// What its nodes have left.
+    #[serde(flatten)]
+    pub(crate) room: Room,
+    /// The nodes that drain, as far as the server knows.
+    #[serde(default, skip_serializing_if = "Draining::is_empty")]
+    pub(crate) draining: Draining,
+}
+
+impl Said {
     /// The text for other servers.
-    pub(crate) fn to_json(self) -> String {
-        serde_json::to_string(&self).expect("numbers are JSON")
+    pub(crate) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and ids are JSON")
     }
 
     /// What another server has written; none if it is of a version that writes something else.
@@ -55,9 +73,17 @@ mod tests {
 
     #[test]
     fn a_newer_server_may_say_more() {
-        let said = Room { load: 7, nodes: 2 };
-        assert_eq!(Room::parse(&said.to_json()), Some(said));
-        assert_eq!(Room::parse(r#"{"load":7,"nodes":2,"more":{}}"#), Some(said));
-        assert_eq!(Room::parse("{}"), None);
+        let said = Said {
+            room: Room { load: 7, nodes: 2 },
+            draining: Draining::new(),
+        };
+        assert_eq!(said.to_json(), r#"{"load":7,"nodes":2}"#);
+        assert_eq!(Said::parse(r#"{"load":7,"nodes":2,"more":{}}"#), Some(said.clone()));
+        assert_eq!(Said::parse("{}"), None);
+        let draining = Said {
+            draining: Draining::from([("a".to_owned(), 9)]),
+            ..said
+        };
+        assert_eq!(Said::parse(&draining.to_json()), Some(draining));
     }
 }

@@ -1,18 +1,20 @@
-//! The nodes of the server: a list of them, and, where they are processes of their own, tokens to join and forgetting one.
+//! The nodes of the server: a list of them, and, where they are processes of their own, tokens to join, draining one and
+//! forgetting one.
 
 use std::sync::Arc;
 
 use axum::extract::{FromRef, Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use bytes::Bytes;
 use http::StatusCode;
 use model::id::NodeId;
 use serde::{Deserialize, Serialize};
 
 use super::context::{ErrorResponse, Operator};
 use crate::chain::Chain;
-use crate::members::{NodeMembers, OperatorNode, TOKEN_LIFETIME, TokenError};
-use crate::nodes::Nodes;
+use crate::members::{DrainError, NodeMembers, OperatorNode, TOKEN_LIFETIME, TokenError};
+use crate::sandboxes::Sandboxes;
 
 /// A token with which one node can join.
 #[derive(Clone, Serialize, Deserialize)]
@@ -29,11 +31,37 @@ impl std::fmt::Debug for OperatorToken {
     }
 }
 
+/// The request to drain a node, or to end that.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct OperatorNodeChange {
+    /// What the node is from now on.
+    pub status: OperatorNodeStatus,
+}
+
+/// Whether a node gets new sandboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OperatorNodeStatus {
+    /// The node gets new sandboxes.
+    Ready,
+    /// The node gets none, and keeps those that it has.
+    Draining,
+}
+
+/// What became of the sandboxes of a node that were paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorPaused {
+    /// How many are kept on disk since.
+    pub paused: usize,
+    /// How many could not be kept; the log says why.
+    pub failed: usize,
+}
+
 /// What is known of nodes.
 #[derive(Clone)]
 pub(crate) struct Known {
     members: Arc<NodeMembers>,
-    nodes: Arc<Nodes>,
+    sandboxes: Arc<Sandboxes>,
 }
 
 impl FromRef<Known> for Arc<NodeMembers> {
@@ -43,11 +71,12 @@ impl FromRef<Known> for Arc<NodeMembers> {
 }
 
 /// The routes of the operator API of a server whose nodes are processes of their own: `routes`, and those about nodes.
-pub(crate) fn around(routes: Router, members: Arc<NodeMembers>, nodes: Arc<Nodes>) -> Router {
+pub(crate) fn around(routes: Router, members: Arc<NodeMembers>, sandboxes: Arc<Sandboxes>) -> Router {
     Router::new()
-        .route("/nodes/{id}", get(show_node).delete(forget_node))
+        .route("/nodes/{id}", get(show_node).post(change_node).delete(forget_node))
+        .route("/nodes/{id}/pause", post(pause_node))
         .route("/node-tokens", post(make_token))
-        .with_state(Known { members, nodes })
+        .with_state(Known { members, sandboxes })
         .merge(routes)
 }
 
@@ -79,8 +108,82 @@ pub(super) async fn list_nodes(State(operator): State<Operator>) -> Result<Json<
 }
 
 async fn show_node(State(known): State<Known>, Path(id): Path<String>) -> Result<Json<OperatorNode>, ErrorResponse> {
-    let node = known.members.find(&parse(&id)?, &known.nodes).await?;
+    let node = known.members.find(&parse(&id)?, &known.sandboxes.nodes).await?;
     Ok(Json(node.ok_or_else(|| no_node(&id))?))
+}
+
+/// Drains a node, or ends that, and returns it as it is then.
+async fn change_node(
+    State(known): State<Known>,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Result<Json<OperatorNode>, ErrorResponse> {
+    let change: OperatorNodeChange = serde_json::from_slice(&body).map_err(|error| {
+        let why = format!("the body is not a status of a node, {{\"status\": \"draining\"}} or \"ready\": {error}");
+        ErrorResponse(StatusCode::BAD_REQUEST, why)
+    })?;
+    let node = parse(&id)?;
+    match change_to(&known, node, change.status).await {
+        Some(Ok(())) => show_node(State(known), Path(id)).await,
+        Some(Err(DrainError::Store(error))) => Err(error.into()),
+        Some(Err(DrainError::Unknown)) => Err(no_node(&id)),
+        Some(Err(DrainError::Unconfirmed)) => Err(ErrorResponse(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "node {id} is to drain, and the server that has it has not said yet that it knows: sandboxes may be created \
+                 there until it does; run the command again to wait for it"
+            ),
+        )),
+        None => Err(stopping()),
+    }
+}
+
+/// Drains a node, or ends that; none if the task of that was cut.
+async fn change_to(known: &Known, id: NodeId, status: OperatorNodeStatus) -> Option<Result<(), DrainError>> {
+    let (members, nodes) = (Arc::clone(&known.members), Arc::clone(&known.sandboxes.nodes));
+    let node = id.clone();
+    // On a task, so that a request that is cut leaves no node that does not know what the database says.
+    let changed = known.sandboxes.on_own_task(async move {
+        match status {
+            OperatorNodeStatus::Draining => members.drain(&node, &nodes).await.map(Some),
+            OperatorNodeStatus::Ready => members.undrain(&node, &nodes).await.map(|()| None),
+        }
+    });
+    match changed.await? {
+        Ok(Some(since_us)) => Some(known.members.until_known(&id, since_us, &known.sandboxes.nodes).await),
+        Ok(None) => Some(Ok(())),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// Keeps on disk whatever a draining node has.
+async fn pause_node(State(known): State<Known>, Path(id): Path<String>) -> Result<Json<OperatorPaused>, ErrorResponse> {
+    let Some(node) = known.sandboxes.nodes.find(&parse(&id)?) else {
+        return Err(ErrorResponse(
+            StatusCode::CONFLICT,
+            format!(
+                "node {id} is not connected to this server: use the command where it is, see `ringfence node list`"
+            ),
+        ));
+    };
+    if !node.is_draining() {
+        return Err(ErrorResponse(
+            StatusCode::CONFLICT,
+            format!("node {id} does not drain any more, so its sandboxes run on"),
+        ));
+    }
+    let sandboxes = Arc::clone(&known.sandboxes);
+    let paused = known
+        .sandboxes
+        .on_own_task(async move { sandboxes.keep_all_of(&node).await });
+    let (paused, failed) = paused.await.ok_or_else(stopping)?;
+    tracing::info!(node.id = id, paused, failed, "paused what was left on a draining node");
+    Ok(Json(OperatorPaused { paused, failed }))
+}
+
+fn stopping() -> ErrorResponse {
+    let why = "the server is being stopped; try again".to_owned();
+    ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why)
 }
 
 async fn forget_node(

@@ -97,7 +97,7 @@ impl Pool {
     fn missing(&self) -> Option<(PoolKey, Demand)> {
         let now_us = self.services.clock.now_us();
         let state = self.state.lock();
-        if now_us < state.paused_until_us {
+        if state.is_draining || now_us < state.paused_until_us {
             return None;
         }
         let held = || {
@@ -183,7 +183,13 @@ impl Pool {
             is_promised: false,
             log: Vec::new(),
         };
-        self.state.lock().members.insert(id.clone(), member);
+        {
+            let mut state = self.state.lock();
+            if state.is_draining {
+                return false;
+            }
+            state.members.insert(id.clone(), member);
+        }
         let request = self.request(&id, &key, &demand);
         let started = self.services.node.start(&demand.owner, request).await;
         match started {

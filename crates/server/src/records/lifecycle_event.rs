@@ -81,6 +81,7 @@ impl LifecycleEvent<'_> {
                     PauseReason::Client => "a client paused the sandbox",
                     PauseReason::Timeout => "the timeout was reached, and the sandbox was paused",
                     PauseReason::Shutdown => "the platform is being stopped, and the sandbox was paused",
+                    PauseReason::Drain => "the operator drains the host, and the sandbox was paused",
                 };
                 (Level::Info, message, "sandbox_paused")
             }

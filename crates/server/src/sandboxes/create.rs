@@ -27,7 +27,7 @@ use super::repositories::preparation_policy;
 use crate::admission::Admission;
 use crate::admission::quota::{OverQuota, Reservation, ResourceUse};
 use crate::agent::AgentError;
-use crate::builds::recipe::BuildSpec;
+use crate::builds::recipe::{BuildSpec, layers_of};
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
 use crate::nodes::placement::Sent;
@@ -144,6 +144,9 @@ pub(crate) enum CreateError {
     Died,
     #[error("the task panicked or was cancelled")]
     TaskFailed,
+    /// The nodes that could run it get no new sandboxes.
+    #[error("every node that could run the sandbox drains")]
+    Draining,
     /// The team has started others on other servers meanwhile.
     #[error(transparent)]
     OverQuota(#[from] OverQuota),
@@ -213,7 +216,9 @@ impl Sandboxes {
         }
         self.tracked.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
-            Err(CreateError::NoCapacity { .. } | CreateError::Busy { team_limit: None }) => CreateOutcome::NoCapacity,
+            Err(CreateError::NoCapacity { .. } | CreateError::Draining | CreateError::Busy { team_limit: None }) => {
+                CreateOutcome::NoCapacity
+            }
             Err(CreateError::Busy { team_limit: Some(_) } | CreateError::OverQuota(_)) => CreateOutcome::Limited,
             Err(CreateError::Repositories(RepositoryError::Refused(_))) => CreateOutcome::Refused,
             Err(_) => CreateOutcome::Failed,
@@ -296,6 +301,9 @@ impl Sandboxes {
                 self.give_up_start(&node, &new.id, &error).await;
                 // The first was the best, so what it said is what is told.
                 let told = refused.filter(|_| is_passed_on(&error)).unwrap_or(error);
+                if matches!(told, NodeError::NoLayer(_)) && self.nodes.is_kept_off(layers_of(&build.image)) {
+                    return Err(CreateError::Draining);
+                }
                 return Err(self.not_started(match told {
                     // A node that is away may have it.
                     NodeError::NoLayer(_) if !self.nodes.is_complete() => NodeError::Away,
@@ -640,6 +648,9 @@ async fn next_of(
     reservation: &Arc<Reservation>,
 ) -> Option<(Arc<ServedNode>, Admission, Option<Sent>)> {
     for node in nodes {
+        if node.is_draining() {
+            continue;
+        }
         if let Ok((admission, sent)) = node.admit(id, reservation).await {
             return Some((node, admission, sent));
         }

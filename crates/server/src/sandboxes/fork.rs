@@ -74,6 +74,9 @@ pub(crate) enum ForkError {
     Refused(String),
     #[error("{0}")]
     Unsupported(String),
+    /// Its copies would be on its node, which gets no new sandboxes.
+    #[error("the node of the sandbox drains")]
+    Draining,
     /// The host has no space, or is busy.
     #[error("{0}")]
     NoCapacity(String),
@@ -177,6 +180,9 @@ impl Sandboxes {
         // Whoever pauses or forks it waits.
         let turn = entry.turn_of(Command::Fork).await;
         turn.check(Command::Fork)?;
+        if entry.node.is_draining() {
+            return Err(ForkError::Draining);
+        }
         turn.check_attempt(Attempt::Fork, self.clock.now_us())?;
         let parent = self.parent(&entry.id).await?;
         let mut children = Vec::with_capacity(request.ids.len());

@@ -135,7 +135,7 @@ impl Sandboxes {
                     let span = match reason {
                         // Its request has one.
                         PauseReason::Client => None,
-                        PauseReason::Timeout | PauseReason::Shutdown => {
+                        PauseReason::Timeout | PauseReason::Shutdown | PauseReason::Drain => {
                             let records = &sandboxes.tracked.records;
                             records.begin_change("pause", &turn.team, &turn.id, reason.as_str())
                         }

@@ -1,4 +1,5 @@
-//! Keeping sandboxes when the server is stopped, where the operator wants that: what is only in memory ends with the host.
+//! Keeping sandboxes when the server is stopped, or their node drains, where the operator wants that: what is only in memory ends
+//! with the host.
 //!
 //! Those that run are paused, and those that are paused in memory are written to disk. Where the node writes processes to disk, it
 //! is asked to for a limited time; of all others the files are kept, for which there is time left until the service
@@ -35,7 +36,7 @@ impl Sandboxes {
             "keeping what is in memory on disk, because the platform is being stopped"
         );
         let keeping = stream::iter(entries)
-            .map(|entry| async move { self.keep_at_shutdown(&entry).await })
+            .map(|entry| async move { self.keep_on_disk(&entry, PauseReason::Shutdown).await })
             .buffer_unordered(AT_ONCE)
             .collect::<()>();
         tokio::pin!(keeping);
@@ -48,9 +49,30 @@ impl Sandboxes {
         keeping.await;
     }
 
-    async fn keep_at_shutdown(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
+    /// Keeps on disk whatever a node has, as [`Self::keep_all`] does, and returns how many of its sandboxes are kept there since, and
+    /// how many are not.
+    pub(crate) async fn keep_all_of(self: &Arc<Self>, node: &Arc<ServedNode>) -> (usize, usize) {
+        let mut entries = self.tracked.registry.all_present();
+        entries.retain(|entry| Arc::ptr_eq(&entry.node, node));
+        entries.retain(|entry| entry.state() != State::Paused || entry.is_in_memory());
+        let keeping = stream::iter(entries)
+            .map(|entry| async move {
+                self.keep_on_disk(&entry, PauseReason::Drain).await;
+                (entry.state(), entry.is_in_memory())
+            })
+            .buffer_unordered(AT_ONCE);
+        let count = |(kept, not): (usize, usize), left| match left {
+            (State::Paused, false) => (kept + 1, not),
+            // It was ended meanwhile.
+            (State::Stopping | State::Gone, _) => (kept, not),
+            _ => (kept, not + 1),
+        };
+        keeping.fold((0, 0), async |counts, left| count(counts, left)).await
+    }
+
+    async fn keep_on_disk(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: PauseReason) {
         let request = |keep| PauseRequest {
-            reason: PauseReason::Shutdown,
+            reason,
             keep,
             is_limited: false,
         };
@@ -67,7 +89,7 @@ impl Sandboxes {
             Ok(()) | Err(PauseError::Paused) => {}
             Err(PauseError::Stopping | PauseError::Gone) => return,
             Err(error) => {
-                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot pause a sandbox at the end");
+                tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "cannot pause a sandbox whose host is about to stop");
                 return;
             }
         }
@@ -76,7 +98,7 @@ impl Sandboxes {
         }
         if entry.is_in_memory() {
             self.write_to_disk(entry, Kept::Filesystem).await;
-            let event = LifecycleEvent::Paused(PauseReason::Shutdown, Kept::Filesystem);
+            let event = LifecycleEvent::Paused(reason, Kept::Filesystem);
             if !entry.is_in_memory() {
                 self.tracked.log(&entry.id, &event);
             }

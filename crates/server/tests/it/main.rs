@@ -15,6 +15,7 @@ mod connections;
 mod create;
 mod dashboard;
 mod drain;
+mod draining;
 mod errors;
 mod events;
 mod fork;

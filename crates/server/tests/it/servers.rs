@@ -18,9 +18,9 @@ use crate::platform::{OTHER_KEY, Reply, open, pause, seed, send, within};
 use crate::several::{Connected, Several, authority, has};
 
 /// Two servers, and the node of each.
-struct Two {
-    servers: [Several; 2],
-    nodes: [Arc<FakeNode>; 2],
+pub(crate) struct Two {
+    pub(crate) servers: [Several; 2],
+    pub(crate) nodes: [Arc<FakeNode>; 2],
     connected: [Connected; 2],
 }
 
@@ -55,7 +55,7 @@ async fn two_with(adjust: fn(&mut ServerSettings)) -> Two {
     }
 }
 
-async fn two() -> Two {
+pub(crate) async fn two() -> Two {
     two_with(as_they_are).await
 }
 
@@ -92,7 +92,7 @@ async fn origin() -> SocketAddr {
 }
 
 impl Two {
-    async fn close(self) {
+    pub(crate) async fn close(self) {
         drop(self.connected);
         for server in self.servers {
             server.close().await;
@@ -100,7 +100,7 @@ impl Two {
     }
 
     /// A sandbox on the node of each server.
-    async fn one_of_each(&self) -> [SandboxId; 2] {
+    pub(crate) async fn one_of_each(&self) -> [SandboxId; 2] {
         let mut found: [Option<SandboxId>; 2] = [None, None];
         let creating = async {
             for at in [0, 1] {

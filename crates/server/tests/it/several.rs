@@ -5,9 +5,14 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use link::{Address, Authority, Credentials, Hub, Port};
 use model::id::SandboxId;
 use protocol::node::HostCapacity;
+use serde_json::Value;
 use server::chance::Chance;
 use server::clock::Clock;
 use server::lease::NodeLease;
@@ -34,7 +39,7 @@ pub(crate) struct Several {
     server: Server,
     tasks: JoinSet<()>,
     stop: CancellationToken,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 /// A node that is connected until this is dropped.
@@ -57,7 +62,7 @@ impl Drop for Connected {
 }
 
 impl Several {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let directory = TempDir::new().expect("a directory");
         let store = open(directory.path()).await;
         seed(&store).await;
@@ -133,7 +138,7 @@ impl Several {
             server,
             tasks,
             stop,
-            _directory: directory,
+            directory,
         })
     }
 
@@ -171,6 +176,21 @@ impl Several {
             credentials: credentials.clone(),
             serving,
         }
+    }
+
+    /// A request of the operator: the status of the response, and its body.
+    pub(crate) async fn operator(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let stream = OperatorSocket::connect(self.directory.path()).await.expect("a socket");
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("handshake");
+        tokio::spawn(connection);
+        let request = Request::builder().method(method).uri(path).header("host", "operator");
+        let request = request
+            .body(Full::new(Bytes::from(body.to_owned())))
+            .expect("a request");
+        let response = within(sender.send_request(request)).await.expect("a response");
+        let status = response.status().as_u16();
+        let body = within(response.into_body().collect()).await.expect("a body").to_bytes();
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
     pub(crate) async fn call(&self, method: &str, path: &str, body: &str) -> Reply {
@@ -211,10 +231,22 @@ impl Several {
         within(preferring).await;
     }
 
-    pub(crate) async fn close(mut self) {
+    /// Stops the server and starts it again on its database, with the same authority.
+    pub(crate) async fn restarted(self) -> Self {
+        let (directory, store, authority) = self.end().await;
+        let again = Self::one_of(directory, store, 1, authority, None).await;
+        again.expect("a server")
+    }
+
+    pub(crate) async fn close(self) {
+        self.end().await;
+    }
+
+    async fn end(mut self) -> (TempDir, Store, Arc<Authority>) {
         self.stop.cancel();
         within(self.server.drained()).await;
         within(async { while self.tasks.join_next().await.is_some() {} }).await;
+        (self.directory, self.store, self.authority)
     }
 }
 
@@ -393,7 +425,7 @@ async fn sandboxes_of_a_node_that_is_away_are_listed_and_answered_503() {
     let on_one = several.created().await;
     let _second = several.join(&other).await;
     let Several {
-        _directory: directory,
+        directory,
         store,
         server,
         mut tasks,

@@ -24,7 +24,7 @@ use crate::api::body::values::{
     TemplateReference, Texts, Variables, WorkingTreePath,
 };
 use crate::api::describe::error_sets;
-use crate::api::error::{ApiError, NODE_AWAY, SOON_S};
+use crate::api::error::{ApiError, DRAINING_AFTER_S, NODE_AWAY, NODE_DRAINING, SOON_S};
 use crate::api::injection_values::ItemValue;
 use crate::api::json::json;
 use crate::api::state::ApiState;
@@ -488,6 +488,14 @@ impl From<CreateError> for ApiError {
             )
             .code(NODE_AWAY)
             .retry_after(SOON_S)
+            .caused_by(error),
+            CreateError::Draining => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the operator of this platform drains every node on which the sandbox could run, so it was not created: try \
+                 again later, or ask the operator",
+            )
+            .code(NODE_DRAINING)
+            .retry_after(DRAINING_AFTER_S)
             .caused_by(error),
             CreateError::Node(NodeError::NoLayer(ref layer)) => Self::lost_template(layer).caused_by(error),
             CreateError::Repositories(RepositoryError::Refused(why)) => Self::invalid(format!("resources: {why}")),

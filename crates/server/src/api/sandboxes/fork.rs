@@ -13,7 +13,7 @@ use crate::api::auth::{Caller, SandboxPath};
 use crate::api::body::OptionalBody;
 use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::{Lifetime, Within};
-use crate::api::error::{ApiError, ErrorBody, SOON_S};
+use crate::api::error::{ApiError, DRAINING_AFTER_S, ErrorBody, NODE_DRAINING, SOON_S};
 use crate::api::json::json;
 use crate::api::state::ApiState;
 use crate::ids::new_sandbox_id;
@@ -70,8 +70,8 @@ pub(crate) struct ForkResult {
         (status = 501, description = "The host cannot copy processes"),
         (
             status = 503,
-            description = "The host has no space for the copies or is busy with others, or it failed; the sandbox \
-                           runs on",
+            description = "The host has no space for the copies, is busy with others, or is being drained, or it failed; \
+                           the sandbox runs on",
         ),
         NoSandbox,
     )
@@ -155,6 +155,16 @@ impl ApiError {
                  is missing with `ringfence doctor`",
             )
             .code("not_supported")
+            .caused_by(error),
+            ForkError::Draining => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!(
+                    "the operator of this platform drains the node of sandbox \"{id}\", which gets no copies of sandboxes: the \
+                     sandbox runs on; create sandboxes from a snapshot of this one, or try again later"
+                ),
+            )
+            .code(NODE_DRAINING)
+            .retry_after(DRAINING_AFTER_S)
             .caused_by(error),
             ForkError::NoCapacity(_) => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -50,13 +50,26 @@ export function chosen(sandboxes, { text, state, order }) {
     .sort((one, other) => size(other) - size(one))
 }
 
+/** What is left on a node that drains: its host can be restarted when the first number is 0. */
+function leftText({ sandboxes, left }) {
+  const inMemory = number(left.running) + number(left.paused_in_memory)
+  const onDisk = number(left.paused_on_disk)
+  return `${Math.max(number(sandboxes), inMemory)} left${onDisk > 0 ? `, ${onDisk} paused on disk` : ''}`
+}
+
+/** The state of a node, which may be away while it drains. */
+export function nodeState(one) {
+  if (!one.draining_at) return one.state
+  return one.state === 'connected' ? 'draining' : `draining, ${one.state}`
+}
+
 /** What is said of a node in each column; its name and its state are elements of their own. */
 export function nodeTexts(one) {
   const known = (value, text) => (typeof value === 'number' && Number.isFinite(value) ? text(value) : '–')
   const of = (whole, text) => (number(whole) > 0 ? ` of ${text(whole)}` : '')
   return {
     version: one.version ? shown(one.version, 40) : '–',
-    sandboxes: known(one.sandboxes, (count) => `${count}${of(one.max_sandboxes, String)}`),
+    sandboxes: one.draining_at && one.left ? leftText(one) : known(one.sandboxes, (count) => `${count}${of(one.max_sandboxes, String)}`),
     memory: known(one.memory_available_bytes, (free) => `${bytes(free)} free${of(one.memory_bytes, bytes)}`),
     disk: known(one.disk_available_bytes, (free) => `${bytes(free)} free`),
     cores: known(one.cores, String),
@@ -179,7 +192,7 @@ export async function mount(root, context) {
       nodeRows.set(id, cells)
     }
     const cells = nodeRows.get(id)
-    const drawn = { name: nameElement(one.name, 60), state: stateElement(one.state), seen: ['connected', 'taking over'].includes(one.state) ? 'now' : timeElement(one.seen_at) }
+    const drawn = { name: nameElement(one.name, 60), state: stateElement(nodeState(one)), seen: ['connected', 'taking over'].includes(one.state) ? 'now' : timeElement(one.seen_at) }
     for (const [name, element] of Object.entries(drawn)) if (cells[name].textContent !== (element.textContent ?? element)) cells[name].replaceChildren(element)
     for (const [name, text] of Object.entries(nodeTexts(one))) setText(cells[name], text)
     return cells.row

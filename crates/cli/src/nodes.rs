@@ -1,8 +1,11 @@
-//! `ringfence node token|list|show|forget` on a server, through its operator socket, and `ringfence node join` on the host
+//! `ringfence node token|list|show|drain|undrain|forget` on a server, through its operator socket, and `ringfence node join` on the host
 //! that is to be its node.
+
+mod drain;
 
 use std::io::{IsTerminal as _, Read as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use http::Method;
@@ -10,6 +13,7 @@ use link::{Address, LinkError, Token};
 use secrecy::zeroize::Zeroizing;
 use server::operator::{OperatorNode, OperatorToken};
 
+use self::drain::Until;
 use crate::args::NodeCommand;
 use crate::config::Config;
 use crate::data_dir::DataDir;
@@ -42,6 +46,19 @@ pub(crate) fn run(settings: &Config, command: &NodeCommand) -> Result<ExitCode> 
             NodeCommand::Token { format } => token(&dir, *format).await,
             NodeCommand::List { format } => list(&dir, *format).await,
             NodeCommand::Show { id, format } => show(&dir, id, *format).await,
+            NodeCommand::Drain { id, wait, within } => {
+                check_id(id)?;
+                let until = match (wait, within) {
+                    (_, Some(seconds)) => Until::Left(Duration::from_secs((*seconds).into())),
+                    (true, None) => Until::Empty,
+                    (false, None) => Until::Begun,
+                };
+                drain::drain(&dir, id, until).await
+            }
+            NodeCommand::Undrain { id } => {
+                check_id(id)?;
+                drain::undrain(&dir, id).await
+            }
             NodeCommand::Forget { id } => {
                 check_id(id)?;
                 answer(&dir, Method::DELETE, &format!("/nodes/{id}")).await?;
@@ -75,17 +92,25 @@ async fn list(dir: &DataDir, format: Format) -> Result<()> {
     ];
     let or_none = |text: Option<String>| text.map_or_else(|| "-".to_owned(), |text| output::printable(&text));
     output::list(format, nodes, &header, |node| {
+        // Those of a node of another server are known while it drains.
+        let left = node.left.map(|left| left.running + left.paused_in_memory);
+        let sandboxes = node.sandboxes.map(u64::from).or(left);
         vec![
             node.id,
             output::printable(&node.name),
-            node.state,
-            or_none(node.sandboxes.map(|count| count.to_string())),
+            state_of(&node.state, node.draining_at.is_some()),
+            or_none(sandboxes.map(|count| count.to_string())),
             or_none(node.address),
             or_none(node.version),
             or_none(node.joined_at),
             or_none(node.seen_at),
         ]
     })
+}
+
+fn state_of(state: &str, is_draining: bool) -> String {
+    let more = if is_draining { ", draining" } else { "" };
+    format!("{state}{more}")
 }
 
 async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
@@ -99,10 +124,12 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
     let lines = [
         ("id", Some(node.id)),
         ("name", Some(node.name)),
-        ("state", Some(node.state)),
+        ("state", Some(state_of(&node.state, node.draining_at.is_some()))),
         ("joined", node.joined_at),
         ("seen", node.seen_at),
         ("forgotten", node.forgotten_at),
+        ("draining since", node.draining_at),
+        ("left", node.left.map(drain::describe)),
         ("address", node.address),
         ("version", node.version),
         ("limits of sandboxes", node.is_limited.map(yes)),

@@ -89,6 +89,26 @@ pub(crate) enum NodeCommand {
         #[arg(long, value_enum, default_value_t = Format::Text)]
         format: Format,
     },
+    /// Have a node get no new sandboxes, such as before its host is restarted; requires a running server
+    ///
+    /// What is there goes on, and can be used, paused, resumed and killed. Restarts of servers and of the node change nothing;
+    /// `ringfence node undrain` does.
+    Drain {
+        /// ID of the node
+        id: String,
+        /// Wait until nothing is left there that a restart of its host would end
+        #[arg(long)]
+        wait: bool,
+        /// Wait for that, and pause what is left after this time, on the disk of the node: with its processes where it has CRIU,
+        /// and otherwise its files alone
+        #[arg(long, value_name = "SECONDS", conflicts_with = "wait")]
+        within: Option<u32>,
+    },
+    /// Have a node that drains get new sandboxes again; requires a running server
+    Undrain {
+        /// ID of the node
+        id: String,
+    },
     /// Forget a node: its connection ends, its certificate is refused, and another one can join; requires a running server
     ///
     /// Its sandboxes go on until `ringfence down` on its host. If it joins again, the server takes them over; if another node

@@ -196,6 +196,39 @@ def test_a_key_is_revoked_at_both(service: Service) -> None:
     assert status() == 401
 
 
+def test_a_node_of_the_other_is_drained(service: Service) -> None:
+    own, other = service.servers
+    node = next(node for node in service.nodes if service.server_of(node) is other)
+    kept = one_on(service, other)
+    drained = own.run("node", "drain", node.id)
+    assert drained.returncode == 0, drained.stderr
+    try:
+        places = set()
+        for server in (own, other) * 4:
+            made = created_at(server)
+            places.add(service.postgres.ask(f"SELECT node_id FROM sandboxes WHERE id = '{made.sandbox_id}'"))
+            made.kill()
+        assert places == {one.id for one in service.nodes if one is not node}
+        shown = {server: next(one for one in server.nodes() if one["id"] == node.id) for server in (own, other)}
+        assert {server: one["state"] for server, one in shown.items()} == {own: "elsewhere", other: "connected"}
+        assert all(one["draining_at"] and one["left"]["running"] == 1 for one in shown.values()), shown
+        # Also after a restart of the server that has it, wherever the node goes.
+        other.terminate()
+        other.start()
+        until(lambda: any(node.id in server.serves() for server in service.servers), "the node is served", 40)
+        for server in (own, other) * 2:
+            made = created_at(server)
+            assert service.postgres.ask(f"SELECT node_id FROM sandboxes WHERE id = '{made.sandbox_id}'") != node.id
+            made.kill()
+        assert through(own, kept.sandbox_id).commands.run("echo $((6 * 7))").stdout == "42\n"
+    finally:
+        undrained = own.run("node", "undrain", node.id)
+    assert undrained.returncode == 0, undrained.stderr
+    assert through(other, kept.sandbox_id).kill()
+    until(lambda: service.server_of(node), "a server has it")
+    assert one_on(service, service.server_of(node)).kill()
+
+
 def test_a_stopped_server_is_no_hang_and_changes_nothing_afterwards(service: Service) -> None:
     own, other = service.servers
     node = next(node for node in service.nodes if service.server_of(node) is own)

@@ -13,7 +13,7 @@ const { injectionOf } = await asset('injections.js')
 const { perSecond, portsOf, portUrl } = await asset('inside.js')
 const { fresh } = await asset('logs.js')
 const { LISTED_MAX, processesOf } = await asset('processes.js')
-const { nodeTexts } = await asset('operator.js')
+const { nodeState, nodeTexts } = await asset('operator.js')
 const { stepTimes, tookText } = await asset('template.js')
 
 test('a part of a path leaves no folder', () => {
@@ -158,4 +158,13 @@ test('a node has what it said, and nothing is made up for one that is away', () 
   for (const none of [{}, { version: '', sandboxes: '5', memory_available_bytes: NaN, memory_bytes: 'x', pressure: null, cores: {} }]) {
     assert.deepEqual(Object.values(nodeTexts(none)), Array(6).fill('–'))
   }
+})
+
+test('a node that drains says what is left, also while another server has it', () => {
+  const draining = { state: 'connected', draining_at: '2030-01-01T00:00:00Z', sandboxes: 3, max_sandboxes: 40, left: { running: 1, paused_in_memory: 1, paused_on_disk: 0 } }
+  assert.deepEqual([nodeState(draining), nodeTexts(draining).sandboxes], ['draining', '3 left'])
+  const elsewhere = { ...draining, state: 'elsewhere', sandboxes: undefined, left: { running: 2, paused_in_memory: 1, paused_on_disk: 7 } }
+  assert.deepEqual([nodeState(elsewhere), nodeTexts(elsewhere).sandboxes], ['draining, elsewhere', '3 left, 7 paused on disk'])
+  assert.equal(nodeState({ state: 'away' }), 'away')
+  assert.equal(nodeTexts({ ...draining, left: { running: 'x' }, sandboxes: null }).sandboxes, '0 left')
 })

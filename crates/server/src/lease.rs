@@ -99,6 +99,7 @@ impl NodeLease {
                 lease: lease(&identity.owner, &clock),
                 now_us,
                 expired_us: now_us.max(watched_us.unwrap_or(now_us)),
+                last_epoch: None,
             };
             let held = match store.node_lease_acquire(&request).await? {
                 LeaseOutcome::Acquired { epoch } => return Ok(Self::with_renewal(store, identity, epoch, clock)),
@@ -129,28 +130,29 @@ impl NodeLease {
     /// closes it before it opens the next, so the server before cannot reach it any more; and the number of this acquisition keeps
     /// that server from changing its rows, whether it is gone, was only stopped, or has not noticed yet.
     ///
+    /// `last_epoch` is the number of the last acquisition, 0 for none, that was read before the node has answered this server. If
+    /// there is a later one, the node may have gone to another server while this one was stopped: then nothing is taken.
+    ///
     /// # Errors
     /// When the database fails.
     pub(crate) async fn take_of_connected(
         store: &Store,
         identity: NodeIdentity,
+        last_epoch: i64,
         clock: Clock,
-    ) -> Result<Self, LeaseError> {
+    ) -> Result<Option<Self>, StoreError> {
         let request = LeaseRequest {
             node: identity.id.clone(),
             name: identity.name.clone(),
             lease: lease(&identity.owner, &clock),
             now_us: clock.now_us(),
             expired_us: i64::MAX,
+            last_epoch: Some(last_epoch),
         };
-        match store.node_lease_acquire(&request).await? {
-            LeaseOutcome::Acquired { epoch } => Ok(Self::with_renewal(store, identity, epoch, clock)),
-            // Every lease counts as expired, so this happens only if the row is removed at the same time.
-            LeaseOutcome::Held(held) => Err(LeaseError::Held {
-                node: held.id,
-                name: held.name,
-            }),
-        }
+        Ok(match store.node_lease_acquire(&request).await? {
+            LeaseOutcome::Acquired { epoch } => Some(Self::with_renewal(store, identity, epoch, clock)),
+            LeaseOutcome::Held(_) => None,
+        })
     }
 
     fn with_renewal(store: &Store, identity: NodeIdentity, epoch: i64, clock: Clock) -> Self {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use link::Session;
 use model::id::{NodeId, OwnerId};
 use parking_lot::Mutex;
-use protocol::node::NodeApi;
+use protocol::node::{NodeApi, NodeError};
 use store::error::StoreError;
 use tokio_util::task::TaskTracker;
 
@@ -31,7 +31,11 @@ const TAKEOVER_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, thiserror::Error)]
 enum SessionError {
     #[error("cannot take its lease")]
-    Lease(#[from] LeaseError),
+    Lease(#[from] StoreError),
+    #[error("the node does not answer")]
+    Silent(#[from] NodeError),
+    #[error("another server has taken it over since this one has looked")]
+    Taken,
     #[error("cannot take over its sandboxes")]
     Adopt(#[from] AdoptError),
     #[error("the node was restarted meanwhile")]
@@ -207,8 +211,17 @@ impl NodeSessions {
             name: session.name.clone(),
             owner: self.owner.clone(),
         };
-        let lease = tokio::select! {
-            lease = NodeLease::take_of_connected(self.members.store(), identity, keeper.clock.clone()) => lease?,
+        let store = self.members.store();
+        let taking = async {
+            // In this order: a server that was stopped after a node has connected must not take from another one what that has
+            // taken over meanwhile. The node answers the server that it is connected to, after the number was read.
+            let last = store.node_by_id(&session.member).await?.map_or(0, |row| row.epoch);
+            let events = session.node.subscribe().await?;
+            let lease = NodeLease::take_of_connected(store, identity, last, keeper.clock.clone()).await?;
+            Ok::<_, SessionError>((lease.ok_or(SessionError::Taken)?, events))
+        };
+        let (lease, events) = tokio::select! {
+            taken = taking => taken?,
             () = session.over.cancelled() => return Err(SessionError::Over),
             () = keeper.stop.cancelled() => return Err(SessionError::Stopping),
         };
@@ -217,12 +230,11 @@ impl NodeSessions {
         let can_write = session.capabilities.writes_processes;
         let node = keeper.session(lease.rows().clone(), api, can_write, session.over.clone(), &uses);
         let taken = async {
-            let events = node.handle.subscribe().await.map_err(AdoptError::from)?;
             // Before it is placed on, and again for whoever drains it meanwhile and does not find it.
             self.members.read_draining(&node).await.map_err(AdoptError::from)?;
             keeper.take_over(&node).await?;
             self.members.read_draining(&node).await.map_err(AdoptError::from)?;
-            Ok::<_, AdoptError>(events)
+            Ok::<_, AdoptError>(())
         };
         let taken = tokio::select! {
             taken = taken => taken.map_err(SessionError::from),
@@ -231,7 +243,7 @@ impl NodeSessions {
             () = keeper.stop.cancelled() => Err(SessionError::Stopping),
         };
         match taken {
-            Ok(events) => {
+            Ok(()) => {
                 self.held.lock().remove(&session.member);
                 keeper.follow_reports(&node);
                 keeper.begin(&node, events);

@@ -18,6 +18,10 @@ use crate::postgres::Server;
 const SQLITE_READERS: u32 = 4;
 /// Connections to PostgreSQL, of the 100 that a server allows by default.
 const POSTGRES_CONNECTIONS: u32 = 16;
+/// What a connection to PostgreSQL begins with. A server that is stopped in the middle of a transaction, as when its machine is
+/// suspended, has its connections nevertheless, and whoever needs a row that it has locked would wait for as long. So the
+/// database ends a transaction whose next statement does not come, sooner than a statement that waits is given up.
+const POSTGRES_SESSION: &str = "SET idle_in_transaction_session_timeout = '5s'";
 /// How long a caller waits for a connection before the database counts as unavailable.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 const CREATE_FILE: &str = "create the SQLite file";
@@ -60,6 +64,12 @@ async fn connect_postgres(url: &str) -> Result<Db, StoreError> {
     let pool = AnyPoolOptions::new()
         .max_connections(POSTGRES_CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
+        .after_connect(|connection, _| {
+            Box::pin(async move {
+                connection.execute(POSTGRES_SESSION).await?;
+                Ok(())
+            })
+        })
         .connect_with(options(url)?)
         .await
         .map_err(|error| classify(&error, "database", "connect to PostgreSQL").at(&server.address))?;

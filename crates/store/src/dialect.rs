@@ -33,12 +33,17 @@ impl Engine {
         }
     }
 
-    /// The statement that lets one transaction after another decide about a team, until it ends. SQLite's write transaction does
-    /// that by itself.
+    /// The statement that lets one transaction after another decide about a team, until it ends, with the id of the team and the
+    /// key of a lease. It also keeps others from acquiring that lease until then: whoever does reads the rows that there are, and
+    /// must not miss one that is about to be committed. Rows that refer to the team can be inserted meanwhile, and the lease be
+    /// renewed. SQLite's write transaction does all that by itself.
     pub(crate) fn team_lock(self) -> &'static str {
         match self {
-            Self::Sqlite => "SELECT id FROM teams WHERE id = $1",
-            Self::Postgres => "SELECT id FROM teams WHERE id = $1 FOR UPDATE",
+            Self::Sqlite => "SELECT t.id FROM teams t, nodes n WHERE t.id = $1 AND n.lease_key = $2",
+            Self::Postgres => {
+                "SELECT t.id FROM teams t, nodes n WHERE t.id = $1 AND n.lease_key = $2 \
+                 FOR NO KEY UPDATE OF t FOR KEY SHARE OF n"
+            }
         }
     }
 
@@ -60,11 +65,11 @@ pub(crate) fn is_full_code(code: &str) -> bool {
 }
 
 /// Whether an error code is transient. PostgreSQL's have five characters: lost connections (08), rollback by
-/// concurrency (40), lack of resources (53), an administrator's intervention (57). SQLite's are shorter numbers whose
-/// upper bits are details: busy (5), locked (6), I/O (10).
+/// concurrency (40), lack of resources (53), an administrator's intervention (57), and the end of a transaction whose next
+/// statement did not come (25P03). SQLite's are shorter numbers whose upper bits are details: busy (5), locked (6), I/O (10).
 pub(crate) fn is_transient_code(code: &str) -> bool {
     if code.len() == 5 {
-        return ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class));
+        return code == "25P03" || ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class));
     }
     code.parse::<u32>().is_ok_and(|code| matches!(code & 0xff, 5 | 6 | 10))
 }

@@ -58,6 +58,8 @@ pub struct LeaseRequest {
     pub now_us: i64,
     /// Leases until this time or earlier count as expired, in microseconds since the Unix epoch.
     pub expired_us: i64,
+    /// The number of the last acquisition that the caller knows of, 0 for none, if the lease must not have been acquired since.
+    pub last_epoch: Option<i64>,
 }
 
 /// The outcome of a [`LeaseRequest`].
@@ -69,7 +71,8 @@ pub enum LeaseOutcome {
         /// The number of this acquisition; a later one has a higher number.
         epoch: i64,
     },
-    /// Another owner has the lease; this is the node as it is now.
+    /// Another owner has the lease, or it was acquired since the last acquisition that the caller knows of; this is the node as
+    /// it is now.
     Held(NodeRow),
 }
 
@@ -224,8 +227,9 @@ impl Store {
                  VALUES ($1, $2, $3, $4, $5, 1, $7) \
                  ON CONFLICT (id) DO UPDATE SET name = excluded.name, lease_owner = excluded.lease_owner, \
                  lease_until_us = excluded.lease_until_us, lease_epoch = nodes.lease_epoch + 1, \
-                 lease_key = nodes.id || '.' || CAST(nodes.lease_epoch + 1 AS TEXT) WHERE nodes.lease_owner IS NULL \
-                 OR nodes.lease_owner = excluded.lease_owner OR nodes.lease_until_us <= $6 \
+                 lease_key = nodes.id || '.' || CAST(nodes.lease_epoch + 1 AS TEXT) WHERE (nodes.lease_owner IS NULL \
+                 OR nodes.lease_owner = excluded.lease_owner OR nodes.lease_until_us <= $6) AND nodes.lease_epoch = \
+                 COALESCE($8, nodes.lease_epoch) \
                  RETURNING id, name, created_us, lease_owner, lease_until_us, lease_epoch",
             )
             .bind(request.node.as_str())
@@ -235,6 +239,7 @@ impl Store {
             .bind(request.lease.until_us)
             .bind(request.expired_us)
             .bind(lease_key(&request.node, 1))
+            .bind(request.last_epoch)
             .all_in(&mut tx)
             .await
             .map_err(|error| classify(&error, "node", WHAT))?;

@@ -200,7 +200,8 @@ impl NodeRows {
 
     /// As [`Self::sandbox_insert_running`], if the sandboxes of the team on all nodes, this one included, are no more than `most`.
     /// Otherwise nothing is stored, and the answer is what the team has. One after another for each team, so that servers
-    /// which do it at the same time see each other's.
+    /// which do it at the same time see each other's. Nobody else acquires the lease of the node meanwhile: a row that was
+    /// committed after its next owner has listed the rows would stay without a sandbox.
     ///
     /// # Errors
     /// As [`Self::sandbox_insert`].
@@ -226,7 +227,8 @@ impl NodeRows {
         let failed = |error: sqlx::Error| classify(&error, "sandbox", WHAT);
         let mut tx = self.store.db.begin(WHAT).await?;
         sqlx::query(self.store.db.engine.team_lock())
-            .bind(row.team_id.as_str())
+            .bind(row.team_id.as_str().to_owned())
+            .bind(self.lease_key.clone())
             .execute_in(&mut tx)
             .await
             .map_err(failed)?;

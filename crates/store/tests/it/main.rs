@@ -106,6 +106,8 @@ const CASES: &[(&str, Case)] = cases![
     joined_nodes::a_drain_lasts_until_it_is_ended,
     servers::a_sandbox_leads_to_the_server_of_its_node,
     servers::a_stopped_server_says_nothing,
+    servers::a_lease_that_was_acquired_meanwhile_is_not_taken,
+    servers::a_server_that_is_stopped_in_a_transaction_holds_up_no_other,
     servers::limits_hold_for_all_that_insert_at_the_same_time,
     nodes::a_lease_has_one_owner,
     nodes::one_of_many_concurrent_requests_acquires_a_lease,

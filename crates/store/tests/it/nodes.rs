@@ -33,6 +33,7 @@ pub(crate) fn lease_request(node: u32, owner: u32, now_us: i64) -> LeaseRequest 
         lease: lease(owner, now_us),
         now_us,
         expired_us: now_us,
+        last_epoch: None,
     }
 }
 

@@ -54,6 +54,7 @@ async fn lease_nodes(store: &Store) {
             },
             now_us: 0,
             expired_us: 0,
+            last_epoch: None,
         };
         if store.node_by_id(&request.node).await.unwrap().is_none() {
             let outcome = store.node_lease_acquire(&request).await.unwrap();

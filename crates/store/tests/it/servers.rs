@@ -1,5 +1,8 @@
 //! Several servers on one database: nodes 1 and 2 of the samples are the servers, with an owner each, and others are their nodes.
 
+use std::future::{Future as _, poll_fn};
+use std::task::Poll;
+
 use model::lifecycle::{Kept, State};
 use store::Store;
 use store::error::StoreError;
@@ -125,6 +128,71 @@ pub(crate) async fn a_stopped_server_says_nothing(db: Database) {
     let late = own.server_beat("one", Some("https://late:1"), None, 9).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
     assert_eq!(store.server_list().await.unwrap()[0].address, None);
+}
+
+pub(crate) async fn a_lease_that_was_acquired_meanwhile_is_not_taken(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    for (node, before) in [(1, FIRST_EPOCH), (7, 0)] {
+        let take = async |server: u32, last_epoch: i64| {
+            let mut request = lease_request(node, server, 100);
+            request.expired_us = i64::MAX;
+            request.last_epoch = Some(last_epoch);
+            store.node_lease_acquire(&request).await.unwrap()
+        };
+        assert_eq!(take(2, before).await, LeaseOutcome::Acquired { epoch: before + 1 });
+        // Also not by the one that has it.
+        for server in [1, 2] {
+            let late = take(server, before).await;
+            assert!(
+                matches!(&late, LeaseOutcome::Held(row) if row.epoch == before + 1),
+                "{late:?}"
+            );
+        }
+        let late = take(1, before + 2).await;
+        assert!(matches!(late, LeaseOutcome::Held(_)), "{late:?}");
+        assert_eq!(take(1, before + 1).await, LeaseOutcome::Acquired { epoch: before + 2 });
+    }
+}
+
+/// A server that is stopped in the middle of a transaction, as when its machine is suspended, keeps its connection. On a file of
+/// SQLite there is no other server.
+pub(crate) async fn a_server_that_is_stopped_in_a_transaction_holds_up_no_other(db: Database) {
+    if db.file.is_some() {
+        return;
+    }
+    let (stopped, store) = (db.open().await, db.open().await);
+    team(&store, 1).await;
+    let mut raw = db.raw().await;
+    let insert = async |store: &Store, node: u32| {
+        let new = sandbox(node, 1);
+        let end_us = new.end_us;
+        let rows = store.of_node(node_id(node), FIRST_EPOCH);
+        let most = TeamMost::default();
+        rows.sandbox_insert_running_within(new, 5, end_us, "0.6.13", most).await
+    };
+    let mut inserting = Box::pin(insert(&stopped, 1));
+    // It goes on until nobody else can acquire its lease, and no further.
+    loop {
+        let polled = poll_fn(|cx| Poll::Ready(inserting.as_mut().poll(cx))).await;
+        assert!(polled.is_pending(), "{polled:?}");
+        let query = sqlx::query("SELECT id FROM nodes WHERE id = $1 FOR UPDATE SKIP LOCKED");
+        let free = query.bind(node_id(1).as_str().to_owned()).fetch_all(&mut raw).await;
+        if free.unwrap().is_empty() {
+            break;
+        }
+    }
+    // Its lease is renewed meanwhile.
+    let lease = lease_request(1, 1, 300).lease;
+    assert!(store.node_lease_renew(&node_id(1), &lease).await.unwrap());
+    // Others have the team, and its node, once the database has ended the transaction.
+    let (other, _) = tokio::join!(insert(&store, 2), taken(&store, 1, 2));
+    assert_eq!(other.unwrap().unwrap().id, sandbox_id(2));
+    let late = inserting.await;
+    assert!(matches!(late, Err(StoreError::Unavailable { .. })), "{late:?}");
+    assert_eq!(store.sandbox_by_id(&sandbox_id(1)).await.unwrap(), None);
+    stopped.close().await;
+    store.close().await;
 }
 
 pub(crate) async fn limits_hold_for_all_that_insert_at_the_same_time(db: Database) {

@@ -129,6 +129,7 @@ impl Rows {
             },
             now_us: 0,
             expired_us: 0,
+            last_epoch: None,
         };
         let outcome = self.store.node_lease_acquire(&request).await?;
         ensure!(

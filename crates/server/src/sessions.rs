@@ -99,10 +99,16 @@ impl NodeSessions {
             }
             nodes
         };
-        for id in sessions {
-            if !nodes.iter().any(|node| node.id == id) {
-                // It was forgotten through another server.
-                hub.expel(&id);
+        let is_listed = |id: &NodeId| nodes.iter().any(|node| node.id == *id);
+        for id in sessions.iter().filter(|id| !is_listed(id)) {
+            // It was forgotten through another server.
+            hub.expel(id);
+        }
+        for id in self.keeper.nodes.absent() {
+            if !is_listed(&id) && !hub.has_session(&id) {
+                // So was this one, and that server removes what it had.
+                self.keeper.nodes.forget(&id);
+                self.held.lock().remove(&id);
             }
         }
         for node in nodes {

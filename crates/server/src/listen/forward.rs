@@ -107,6 +107,8 @@ impl Gateway {
         let Some(client) = client_of(&request) else {
             return Err(request);
         };
+        // A server that is being stopped waits for what it has forwarded as for what it answers itself.
+        let _answering = self.requests.token();
         if creates(request.method(), request.uri().path()) && forwarding.others.is_several() && is_short(&request) {
             return Ok(Box::pin(self.create_anywhere(forwarding, request, client)).await);
         }

@@ -105,6 +105,8 @@ impl Answers for FromOthers {
     }
 
     fn serve(self: Arc<Self>, _from: NodeId, stream: SandboxStream) -> ServedFuture {
-        Box::pin(self.serve_stream(stream))
+        // It is waited for until what was answered has been sent.
+        let tasks = self.tasks.clone();
+        Box::pin(tasks.track_future(self.serve_stream(stream)))
     }
 }

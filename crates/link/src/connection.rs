@@ -16,9 +16,9 @@ pub(crate) const CALLS: usize = 1024;
 pub(crate) const STREAMS: usize = 16 << 10;
 /// How many streams a node accepts: those, and a few that are being closed.
 const STREAMS_ACCEPTED: u32 = 24 << 10;
-/// How many streams a server has open to another one at the same time. Each may hold the window of a stream on either side, so
-/// there are fewer.
-pub(crate) const STREAMS_BETWEEN_SERVERS: usize = 4 << 10;
+/// How many streams a server has open to another one at the same time, with traffic and with requests to the API. Each may hold
+/// the window of a stream on either side, so there are fewer.
+pub(crate) const STREAMS_BETWEEN_SERVERS: (usize, usize) = (4 << 10, 1 << 10);
 /// How many streams a server accepts of another one.
 const STREAMS_ACCEPTED_BETWEEN_SERVERS: u32 = 6 << 10;
 /// Window of a connection, in bytes: the largest that there is.

@@ -31,5 +31,5 @@ pub use self::hub::{Connected, Hub, Session};
 pub use self::listener::{Members, MembersFuture, Port};
 pub use self::remote::RemoteNode;
 pub use self::serve::serve;
-pub use self::servers::{Answers, OpenError, ServedFuture, ServerLink, Taken};
+pub use self::servers::{Answers, Carried, OpenError, ServedFuture, ServerLink, Taken};
 pub use self::trust::{Authority, Credentials, Token, TrustError};

@@ -60,6 +60,15 @@ pub enum OpenError {
     },
 }
 
+/// What a stream carries. Neither takes the places of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carried {
+    /// Traffic of a sandbox.
+    Traffic,
+    /// Requests to the API.
+    Api,
+}
+
 /// The answer of a server to a stream that is to be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
@@ -111,7 +120,10 @@ pub struct ServerLink {
     state: Mutex<State>,
     /// Held by the one that opens a connection.
     opening: tokio::sync::Mutex<()>,
-    streams: Arc<Semaphore>,
+    /// Places for streams with traffic.
+    traffic: Arc<Semaphore>,
+    /// Places for streams with requests to the API.
+    api: Arc<Semaphore>,
 }
 
 impl fmt::Debug for ServerLink {
@@ -144,7 +156,8 @@ impl ServerLink {
             stop,
             state: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
-            streams: Arc::new(Semaphore::new(STREAMS_BETWEEN_SERVERS)),
+            traffic: Arc::new(Semaphore::new(STREAMS_BETWEEN_SERVERS.0)),
+            api: Arc::new(Semaphore::new(STREAMS_BETWEEN_SERVERS.1)),
         }
     }
 
@@ -164,8 +177,8 @@ impl ServerLink {
     ///
     /// # Errors
     /// When the other server does not answer for it, or is not reached.
-    pub async fn open(&self, path: &str) -> Result<SandboxStream, OpenError> {
-        let opened = tokio::time::timeout(OPEN_BOUND, self.open_unbounded(path)).await;
+    pub async fn open(&self, path: &str, carried: Carried) -> Result<SandboxStream, OpenError> {
+        let opened = tokio::time::timeout(OPEN_BOUND, self.open_unbounded(path, carried)).await;
         opened.unwrap_or_else(|elapsed| Err(self.unreachable(elapsed.into())))
     }
 
@@ -176,7 +189,7 @@ impl ServerLink {
         }
     }
 
-    async fn open_unbounded(&self, path: &str) -> Result<SandboxStream, OpenError> {
+    async fn open_unbounded(&self, path: &str, carried: Carried) -> Result<SandboxStream, OpenError> {
         let failed = |error: h2::Error| {
             if self.current().is_none() {
                 // Whoever comes next must not connect at once again.
@@ -184,7 +197,11 @@ impl ServerLink {
             }
             self.unreachable(io::Error::other(error))
         };
-        let place = Arc::clone(&self.streams).try_acquire_owned();
+        let places = match carried {
+            Carried::Traffic => &self.traffic,
+            Carried::Api => &self.api,
+        };
+        let place = Arc::clone(places).try_acquire_owned();
         let place = place.map_err(|_| OpenError::Busy)?;
         let mut requests = self.requests().await?.ready().await.map_err(failed)?;
         let request = Request::builder()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use link::{Answers, Authority, OpenError, ServedFuture, ServerLink, Taken};
+use link::{Answers, Authority, Carried, OpenError, ServedFuture, ServerLink, Taken};
 use model::id::NodeId;
 use parking_lot::Mutex;
 use protocol::node::SandboxStream;
@@ -80,7 +80,7 @@ async fn streams_are_carried_in_both_directions() {
     let (echo, _was_cut) = echo(&server);
     let link = link(&authority, &server, 100);
     let sent: Vec<u8> = (0..=255).cycle().take(2 << 20).collect();
-    let (mut receiver, mut sender) = tokio::io::split(link.open("/here").await.unwrap());
+    let (mut receiver, mut sender) = tokio::io::split(link.open("/here", Carried::Traffic).await.unwrap());
     let mut back = Vec::new();
     let sending = async {
         sender.write_all(&sent).await.unwrap();
@@ -90,8 +90,14 @@ async fn streams_are_carried_in_both_directions() {
     read.unwrap();
     assert!(back == sent);
     assert_eq!(*echo.from.lock(), [node_id(101)]);
-    assert!(matches!(link.open("/there").await, Err(OpenError::NotThere)));
-    assert!(matches!(link.open("/busy").await, Err(OpenError::Busy)));
+    assert!(matches!(
+        link.open("/there", Carried::Traffic).await,
+        Err(OpenError::NotThere)
+    ));
+    assert!(matches!(
+        link.open("/busy", Carried::Traffic).await,
+        Err(OpenError::Busy)
+    ));
     server.close().await;
 }
 
@@ -102,20 +108,52 @@ async fn a_cut_never_looks_like_an_end() {
     let (_echo, mut was_cut) = echo(&server);
     let link = link(&authority, &server, 100);
     // By the server.
-    let mut stream = link.open("/here").await.unwrap();
+    let mut stream = link.open("/here", Carried::Traffic).await.unwrap();
     stream.write_all(b"cut").await.unwrap();
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).await.unwrap_err();
     // By the one that has opened it.
-    let mut stream = link.open("/here").await.unwrap();
+    let mut stream = link.open("/here", Carried::Traffic).await.unwrap();
     stream.write_all(b"x").await.unwrap();
     drop(stream);
     tokio::time::timeout(BOUND, was_cut.recv()).await.unwrap().unwrap();
     // By the loss of the connection, which is opened again only when it is needed.
-    let mut stream = link.open("/here").await.unwrap();
+    let mut stream = link.open("/here", Carried::Traffic).await.unwrap();
     server.close().await;
     stream.read_to_end(&mut rest).await.unwrap_err();
-    assert!(matches!(link.open("/here").await, Err(OpenError::Unreachable { .. })));
+    assert!(matches!(
+        link.open("/here", Carried::Traffic).await,
+        Err(OpenError::Unreachable { .. })
+    ));
+}
+
+#[tokio::test]
+async fn traffic_leaves_places_for_the_api() {
+    let authority = Arc::new(authority());
+    let server = TestServer::of(Arc::clone(&authority), 100).await;
+    let (_echo, was_cut) = echo(&server);
+    drop(was_cut);
+    let link = link(&authority, &server, 100);
+    let mut open = Vec::new();
+    let full = loop {
+        match link.open("/here", Carried::Traffic).await {
+            Ok(stream) => open.push(stream),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(full, OpenError::Busy), "{full}");
+    let mut api = link.open("/here", Carried::Api).await.unwrap();
+    api.write_all(b"x").await.unwrap();
+    let mut back = [0];
+    tokio::time::timeout(BOUND, api.read_exact(&mut back))
+        .await
+        .unwrap()
+        .unwrap();
+    // A place is free again with its stream.
+    open.pop();
+    link.open("/here", Carried::Traffic).await.unwrap();
+    drop(open);
+    server.close().await;
 }
 
 #[tokio::test]
@@ -124,11 +162,11 @@ async fn a_server_is_the_one_that_it_is_taken_for() {
     let server = TestServer::of(Arc::clone(&authority), 100).await;
     let (echo, _was_cut) = echo(&server);
     // Another server has its address now.
-    let wrong = link(&authority, &server, 102).open("/here").await;
+    let wrong = link(&authority, &server, 102).open("/here", Carried::Traffic).await;
     assert!(matches!(wrong, Err(OpenError::Unreachable { .. })));
     // A server of another service.
     let foreign = link(&Arc::new(crate::place::authority()), &server, 100)
-        .open("/here")
+        .open("/here", Carried::Traffic)
         .await;
     assert!(matches!(foreign, Err(OpenError::Unreachable { .. })));
     assert!(echo.from.lock().is_empty());
@@ -161,11 +199,14 @@ async fn a_server_that_is_starting_is_not_reached() {
     let authority = Arc::new(authority());
     let server = TestServer::of(Arc::clone(&authority), 100).await;
     let link = link(&authority, &server, 100);
-    assert!(matches!(link.open("/here").await, Err(OpenError::Unreachable { .. })));
+    assert!(matches!(
+        link.open("/here", Carried::Traffic).await,
+        Err(OpenError::Unreachable { .. })
+    ));
     let (_echo, _was_cut) = echo(&server);
     // It is tried again after a moment.
     let opened = async {
-        while link.open("/here").await.is_err() {
+        while link.open("/here", Carried::Traffic).await.is_err() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };

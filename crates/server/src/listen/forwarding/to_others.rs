@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use link::{OpenError, ServerLink};
+use link::{Carried, OpenError, ServerLink};
 use model::id::SandboxId;
 use parking_lot::Mutex;
 use protocol::node::{DialError, NodeFuture, SandboxStream};
@@ -31,10 +31,13 @@ pub(in crate::listen) struct ToOthers {
 }
 
 impl ToOthers {
-    async fn open(&self, id: &SandboxId, port: u16, is_api: bool) -> Result<SandboxStream, DialError> {
-        if is_api && port == API_CHOSEN {
+    async fn open(&self, id: &SandboxId, port: u16, carried: Carried) -> Result<SandboxStream, DialError> {
+        if carried == Carried::Api && port == API_CHOSEN {
             let link = self.chosen.lock().get(id).cloned().ok_or(DialError::Unreachable)?;
-            return link.open(ANY).await.map_err(|error| unreachable(&link, &error));
+            return link
+                .open(ANY, carried)
+                .await
+                .map_err(|error| unreachable(&link, &error));
         }
         let path = format!("{SANDBOXES}{id}");
         let mut is_again = false;
@@ -45,11 +48,14 @@ impl ToOthers {
                 // It has ended, or has come to this server meanwhile.
                 Location::Here => return Err(DialError::Gone),
             };
-            match link.open(&path).await {
+            match link.open(&path, carried).await {
                 Ok(stream) => return Ok(stream),
                 Err(OpenError::NotThere) if !is_again => self.others.forget(id),
                 Err(error) => {
-                    self.others.note_away(id);
+                    // Where there is no place for traffic, there may be one for a request to the API.
+                    if !matches!(error, OpenError::Busy) {
+                        self.others.note_away(id);
+                    }
                     return Err(unreachable(&link, &error));
                 }
             }
@@ -68,7 +74,7 @@ pub(in crate::listen) struct Traffic(pub(in crate::listen) ToOthers);
 
 impl Dial for Traffic {
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
-        Box::pin(self.0.open(id, port, false))
+        Box::pin(self.0.open(id, port, Carried::Traffic))
     }
 
     /// The other server has looked after that.
@@ -82,7 +88,7 @@ pub(in crate::listen) struct Api(pub(in crate::listen) ToOthers);
 
 impl Dial for Api {
     fn dial<'a>(&'a self, id: &'a SandboxId, port: u16) -> NodeFuture<'a, Result<SandboxStream, DialError>> {
-        Box::pin(self.0.open(id, port, true))
+        Box::pin(self.0.open(id, port, Carried::Api))
     }
 
     /// The other server has looked after that.

@@ -411,17 +411,24 @@ impl Dashboard {
         }
         let id: SandboxId = SandboxId::from_path(id)?;
         let team = &owner_of(&session)?.team;
-        let entry = self.services.sandboxes.entry_of_team(&id, team).await;
-        let entry = entry.map_err(|error| ApiError::absent(error, &id))?;
-        if entry.state() != State::Running {
-            return Err(ApiError::not_running(&id, entry.state()));
+        let sandboxes = &self.services.sandboxes;
+        let (state, token) = match sandboxes.entry_of_team(&id, team).await {
+            Ok(entry) => (entry.state(), entry.access_token.clone()),
+            // The server that has it answers the call.
+            Err(error) => {
+                let elsewhere = sandboxes.agent_elsewhere(&id, team).await?;
+                elsewhere.ok_or_else(|| ApiError::absent(error, &id))?
+            }
+        };
+        if state != State::Running {
+            return Err(ApiError::not_running(&id, state));
         }
         let reading = Reading {
             session,
             file: (path == "files").then(|| passing::file_name(&parts.uri)),
         };
         let mut parts = passing::to_agent(parts, path)?;
-        passing::add_token(&mut parts.headers, entry.access_token.expose_secret());
+        passing::add_token(&mut parts.headers, token.expose_secret());
         let target = Target { id, port: agent::PORT };
         let request = Request::from_parts(parts, body);
         Ok(Visit::Agent(AgentCall {

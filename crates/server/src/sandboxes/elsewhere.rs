@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use model::id::{SandboxId, TeamId};
 use model::lifecycle::State;
+use secrecy::SecretString;
 use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
@@ -47,6 +48,19 @@ impl Sandboxes {
             Some(row) => Err(self.absent(&row).await?),
             None => Err(AbsentError::Unknown),
         }
+    }
+
+    /// The state of a team's sandbox on a node that another server serves, as its row says, and the token of its agent; none for
+    /// any other sandbox.
+    pub(crate) async fn agent_elsewhere(
+        &self,
+        id: &SandboxId,
+        team: &TeamId,
+    ) -> Result<Option<(State, SecretString)>, StoreError> {
+        let row = self.store().sandbox_by_id(id).await?;
+        let row = row.filter(|row| row.team_id == *team && !matches!(row.state, State::Creating | State::Gone));
+        let row = row.filter(|row| row.node_id.as_ref().is_some_and(|node| self.nodes.has_elsewhere(node)));
+        Ok(row.map(|row| (row.state, self.policies.tokens.access_token(id))))
     }
 
     /// Why a sandbox with this row is not in the registry.

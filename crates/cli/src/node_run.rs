@@ -7,7 +7,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use link::{Address, Capabilities, Hello, LinkError, Welcome};
@@ -148,16 +148,14 @@ impl Serving<'_> {
                     }
                     tracing::info!(%server, version = welcome.version, "connected to the server");
                     let node = self.node.clone().context("the node was not started again")?;
+                    let since = Instant::now();
                     let error = tokio::select! {
                         error = link::serve(node, connection, &self.calls) => error,
                         // The server is told by the end of the connection, and the next one has the new certificate.
                         () = until_due(&self.joined) => std::io::Error::other("the certificate is renewed"),
                     };
                     tracing::warn!(%server, "the connection to the server has ended, connecting again: {error}");
-                    match error.kind() {
-                        std::io::ErrorKind::TimedOut => Ended::Silent,
-                        _ => Ended::Lost,
-                    }
+                    Ended::of_connection(error.kind(), since.elapsed())
                 }
                 Err(error) => {
                     let ended = match &error {

@@ -4,6 +4,7 @@
 //! was lost is tried once more before the next one: the nodes that it serves would have to be taken over elsewhere. One that was
 //! not reached, or answers no more, is left at once. A server that says that it is not ready gets a few attempts, because it is there.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use link::Address;
@@ -12,8 +13,12 @@ use link::Address;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Pause after a refusal that lasts until an operator does something.
 const REFUSED: Duration = Duration::from_secs(15);
-/// Attempts at a server that is there and not ready, before the next one.
+/// Attempts at a server that is there, and is not ready or does not keep the node, before the next one.
 const NOT_READY: u32 = 10;
+
+/// How long a connection lasts at least with a server that is ready. One that takes nodes and lets go of them at once, again and
+/// again, must not keep them.
+const LASTING: Duration = Duration::from_secs(5);
 
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,12 +27,25 @@ pub(crate) enum Ended {
     Lost,
     /// The node was connected, and the server answers no more.
     Silent,
+    /// The node was connected for a moment.
+    Brief,
     /// The server was not reached.
     Unreached,
     /// The server is not ready.
     NotReady,
     /// The server refuses the node until an operator does something.
     Refused,
+}
+
+impl Ended {
+    /// How a connection ended that has lasted for so long.
+    pub(crate) fn of_connection(why: ErrorKind, lasted: Duration) -> Self {
+        match why {
+            ErrorKind::TimedOut => Self::Silent,
+            _ if lasted < LASTING => Self::Brief,
+            _ => Self::Lost,
+        }
+    }
 }
 
 /// The servers of a node, in the order in which they are tried.
@@ -37,7 +55,7 @@ pub(crate) struct ServerOrder {
     at: usize,
     /// Attempts at servers since the node was connected.
     attempts: u32,
-    /// Attempts in a row at a server that is not ready.
+    /// Attempts in a row at a server that is there, and is not ready or does not keep the node.
     not_ready: u32,
     pause: Duration,
 }
@@ -70,11 +88,12 @@ impl ServerOrder {
     /// Notes how an attempt has ended, and returns how long to wait before the next one.
     pub(crate) fn ended(&mut self, how: Ended) -> Duration {
         match how {
-            Ended::Lost | Ended::Silent => {
+            Ended::Lost | Ended::Silent | Ended::Brief => {
                 self.attempts = 0;
-                self.not_ready = 0;
+                self.not_ready = if how == Ended::Brief { self.not_ready + 1 } else { 0 };
                 self.pause = PAUSE.0;
-                if how == Ended::Silent {
+                if how == Ended::Silent || self.not_ready > NOT_READY {
+                    self.not_ready = 0;
                     self.at = (self.at + 1) % self.servers.len();
                 }
                 return PAUSE.0;
@@ -160,6 +179,21 @@ mod tests {
         order.ended(Ended::NotReady);
         assert_ne!(*order.current(), first);
         assert_eq!(order.ended(Ended::Refused), REFUSED);
+    }
+
+    #[test]
+    fn a_server_that_does_not_keep_its_nodes_is_left() {
+        let (reset, short) = (ErrorKind::ConnectionReset, LASTING / 2);
+        assert_eq!(Ended::of_connection(reset, LASTING), Ended::Lost);
+        assert_eq!(Ended::of_connection(ErrorKind::TimedOut, short), Ended::Silent);
+        let mut order = ServerOrder::new(servers(2), &[0]);
+        let first = order.current().clone();
+        for _ in 0..NOT_READY {
+            assert_eq!(order.ended(Ended::of_connection(reset, short)), PAUSE.0);
+            assert_eq!(*order.current(), first);
+        }
+        order.ended(Ended::of_connection(reset, short));
+        assert_ne!(*order.current(), first);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use model::id::SandboxId;
@@ -9,12 +10,14 @@ use protocol::node::HostCapacity;
 use server::server::{OthersError, StartError};
 use server::settings::ServerSettings;
 use store::Store;
+use store::nodes::{Lease, LeaseOutcome, LeaseRequest};
 use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::task::TaskTracker;
 
-use crate::platform::{OTHER_KEY, Reply, open, pause, seed, send, within};
+use crate::platform::{KEY, OTHER_KEY, Reply, host, open, pause, seed, send, within};
 use crate::several::{Connected, Several, authority, has};
 
 /// Two servers, and the node of each.
@@ -328,6 +331,193 @@ async fn a_node_goes_to_the_other_server_with_its_sandboxes() {
     assert_eq!(one.call("DELETE", &path, "").await.status, 204);
     drop((of_one, moved));
     one.close().await;
+}
+
+/// Whether what a server has sent has the head of a call.
+fn has_call(sent: &[u8]) -> bool {
+    // Frames of HTTP/2 follow its preface: a length, a type, flags and a stream.
+    let mut rest = sent.get(24..).unwrap_or_default();
+    while let [a, b, c, kind, ..] = *rest {
+        if kind == 1 {
+            return true;
+        }
+        let length = u32::from_be_bytes([0, a, b, c]) as usize;
+        rest = rest.get(9 + length..).unwrap_or_default();
+    }
+    false
+}
+
+#[tokio::test]
+async fn a_server_that_was_stopped_takes_no_node_from_another() {
+    let two = two().await;
+    let ids = two.one_of_each().await;
+    let [one, other] = two.servers;
+    let [of_one, of_other] = two.connected;
+    let node = Arc::clone(&two.nodes[1]);
+    node.adopts_all.store(true, std::sync::atomic::Ordering::SeqCst);
+    let credentials = of_other.credentials.clone();
+    drop(of_other);
+    // The node comes to the first server, which is stopped once it has begun with it: no call of it arrives.
+    let hello = link::hello("a host".to_owned(), "1".to_owned());
+    let connected = within(link::connect(&one.address(), &credentials, &hello)).await;
+    let (_, mut connection) = connected.expect("connected");
+    let mut sent = Vec::new();
+    while !has_call(&sent) {
+        let got = within(connection.read_buf(&mut sent)).await.expect("what it sends");
+        assert!(got > 0);
+    }
+    // So it goes back, and is taken over.
+    let _of_other = other.connect(&node, &credentials).await;
+    let path = format!("/sandboxes/{}", ids[1]);
+    until_status(&other, "GET", &path, 200).await;
+    let id = credentials.node().expect("an id");
+    let epoch = async || {
+        one.store
+            .node_by_id(&id)
+            .await
+            .expect("a database")
+            .expect("a node")
+            .epoch
+    };
+    let taken = epoch().await;
+    // The first one goes on, and finds out that it is too late.
+    let (mut to_node, of_server) = tokio::io::duplex(1 << 16);
+    let served = tokio::spawn(async move { link::serve(node, of_server, &TaskTracker::new()).await });
+    let passing = async {
+        to_node.write_all(&sent).await.expect("written");
+        let _ = tokio::io::copy_bidirectional(&mut connection, &mut to_node).await;
+    };
+    within(passing).await;
+    drop(to_node);
+    within(served).await.expect("it has ended");
+    assert_eq!(epoch().await, taken);
+    assert_eq!(other.call("GET", &path, "").await.status, 200);
+    assert_eq!(one.call("GET", &path, "").await.status, 200);
+    drop(of_one);
+    for server in [one, other] {
+        server.close().await;
+    }
+}
+
+#[tokio::test]
+async fn what_another_server_has_forgotten_counts_no_more() {
+    let two = two_with(|settings| settings.limits.default.sandboxes = Some(1)).await;
+    *two.nodes[0].start.lock() = Behaviour::Full;
+    let id = two.servers[1].created().await;
+    assert!(has(&two.nodes[1], &id));
+    *two.nodes[0].start.lock() = Behaviour::Works;
+    let [one, other] = two.servers;
+    let [of_one, of_other] = two.connected;
+    let node = of_other.credentials.node().expect("an id");
+    drop(of_other);
+    other.close().await;
+    // Nobody serves its node, so it counts here, once this server has looked around.
+    let store = &one.store;
+    let looked = async || {
+        let servers = store.server_list().await.expect("a database");
+        let own = servers.iter().find(|server| server.id == host(1).id);
+        own.expect("a row").seen_us
+    };
+    for _ in 0..2 {
+        let before = looked().await;
+        within(async { while looked().await == before {} }).await;
+    }
+    assert_eq!(one.create().await.status, 429);
+    // A third server forgets the node, and removes what it had.
+    assert!(store.joined_node_forget(&node, 1).await.expect("a database"));
+    let request = LeaseRequest {
+        node: node.clone(),
+        name: "a third host".to_owned(),
+        lease: Lease {
+            owner: host(3).owner,
+            until_us: i64::MAX,
+        },
+        now_us: 0,
+        expired_us: i64::MAX,
+        last_epoch: None,
+    };
+    let LeaseOutcome::Acquired { epoch } = store.node_lease_acquire(&request).await.expect("a database") else {
+        panic!("the lease is held");
+    };
+    let rows = store.of_node(node, epoch);
+    rows.sandbox_delete(&id).await.expect("a database");
+    within(async { while one.create().await.status != 201 {} }).await;
+    drop(of_one);
+    one.close().await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_being_stopped_waits_for_what_it_has_forwarded() {
+    let two = two().await;
+    two.one_of_each().await;
+    *two.nodes[0].start.lock() = Behaviour::Full;
+    let before = two.servers[0].created().await;
+    assert!(has(&two.nodes[1], &before));
+    *two.nodes[1].start.lock() = Behaviour::Waits;
+    let [one, other] = two.servers;
+    let addr = one.addr;
+    let creating = tokio::spawn(async move {
+        let headers = [
+            ("host", "localhost"),
+            ("X-API-KEY", KEY),
+            ("content-type", "application/json"),
+        ];
+        send(
+            addr,
+            "POST",
+            "/sandboxes",
+            &headers,
+            Bytes::from(r#"{"templateID":"base"}"#),
+        )
+        .await
+    });
+    within(two.nodes[1].waiting.notified()).await;
+    let mut closing = Box::pin(one.close());
+    // Longer than it takes if nothing is in progress.
+    let closed = tokio::time::timeout(Duration::from_secs(1), &mut closing).await;
+    assert!(closed.is_err(), "it has not waited");
+    two.nodes[1].go.notify_one();
+    let (reply, ()) = tokio::join!(within(creating), closing);
+    assert_eq!(reply.expect("a task").status, 201);
+    drop(two.connected);
+    other.close().await;
+}
+
+#[tokio::test]
+async fn the_dashboard_reaches_the_agents_of_the_other_server() {
+    let two = two().await;
+    let ids = two.one_of_each().await;
+    let server = &two.servers[0];
+    // What other servers serve is told about once a second.
+    for (key, status) in [(KEY, 200), (OTHER_KEY, 404)] {
+        let headers = [
+            ("host", "localhost"),
+            ("content-type", "application/json"),
+            ("x-ringfence-dashboard", "1"),
+        ];
+        let body = format!("{{\"credential\":\"{key}\"}}");
+        let reply = send(server.addr, "POST", "/dashboard/session", &headers, Bytes::from(body)).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        let cookie = reply
+            .header("set-cookie")
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .to_owned();
+        let headers = [
+            ("host", "localhost"),
+            ("x-ringfence-dashboard", "1"),
+            ("cookie", cookie.as_str()),
+        ];
+        let path = format!("/dashboard/agent/{}/health", ids[1]);
+        let asking = async {
+            while send(server.addr, "GET", &path, &headers, Bytes::new()).await.status != status {
+                pause().await;
+            }
+        };
+        within(asking).await;
+    }
+    two.close().await;
 }
 
 #[tokio::test]

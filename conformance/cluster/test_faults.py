@@ -30,6 +30,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config
+from harness.elapse import at_moment, slowly
 from harness.hoststate import HostState, left_over
 from harness.inside import host_pids
 from harness.patience import within
@@ -177,7 +178,7 @@ def client(world: World, service: Service, chance: random.Random) -> None:
                 change(world, server, known, wish)
         except Unanswered:
             world.counts["unanswered"] += 1
-            time.sleep(0.05)
+            slowly(0.05)
         except BaseException as error:
             error.add_note(f"a client failed in: {wish} of {known.id if known else 'a new sandbox'} at {server.data_dir.name}")
             world.errors.append(error)
@@ -218,7 +219,7 @@ def stopped(part: Server | Node, chance: random.Random) -> Callable[[], None]:
     process.send_signal(signal.SIGSTOP)
     seconds = chance.choices(STOPS_S, STOP_WEIGHTS)[0]
     # For so long it is stopped.
-    time.sleep(seconds)
+    at_moment(seconds)
     return lambda: process.send_signal(signal.SIGCONT)
 
 
@@ -252,11 +253,11 @@ def cycle(service: Service, world: World, chance: random.Random, name: str) -> N
         running = [pool.submit(client, world, service, own) for own in seeds]
         try:
             # The fault comes at a random moment of what the clients do.
-            time.sleep(chance.uniform(0.1, 1.0))
+            at_moment(chance.uniform(0.1, 1.0))
             world.is_faulty = True
             mend = fault(service, world, chance)
             # The clients go on without the part.
-            time.sleep(chance.uniform(0.1, 1.0))
+            at_moment(chance.uniform(0.1, 1.0))
             mend()
         finally:
             world.is_over = True
@@ -342,7 +343,7 @@ def test_faults_at_random_moments(service: Service) -> None:
         try:
             answer = ask(world, server, "POST", "/sandboxes", {"templateID": "base", "timeout": 3600})
         except Unanswered:
-            time.sleep(0.1)
+            slowly(0.1)
             continue
         id = answer.json()["sandboxID"]
         answers(server, id)

@@ -214,6 +214,19 @@ impl Sandboxes {
             }
             result = Err(CreateError::TimedOut);
         }
+        match (claim, &result) {
+            (Some(claim), Ok(created)) => {
+                let id = created.row.id.clone();
+                if !claim.complete(created.row.clone()).await {
+                    if let Some(entry) = self.tracked.registry.get(&id) {
+                        self.stop(&entry).await;
+                    }
+                    result = Err(CreateError::TimedOut);
+                }
+            }
+            (Some(claim), Err(_)) => claim.abandon().await,
+            (None, _) => {}
+        }
         self.tracked.metrics.create(match &result {
             Ok(_) => CreateOutcome::Created,
             Err(CreateError::NoCapacity { .. } | CreateError::Draining | CreateError::Busy { team_limit: None }) => {
@@ -223,11 +236,6 @@ impl Sandboxes {
             Err(CreateError::Repositories(RepositoryError::Refused(_))) => CreateOutcome::Refused,
             Err(_) => CreateOutcome::Failed,
         });
-        match (claim, &result) {
-            (Some(claim), Ok(created)) => claim.complete(created.row.clone()).await,
-            (Some(claim), Err(_)) => claim.abandon().await,
-            (None, _) => {}
-        }
         result
     }
 

@@ -149,14 +149,20 @@ impl Drop for KeyClaim {
 }
 
 impl KeyClaim {
-    /// Stores the sandbox as the answer to the key.
-    pub(crate) async fn complete(mut self, row: SandboxRow) {
+    /// Stores the sandbox as the answer to the key. `false` if another server has settled the key meanwhile and the sandbox is
+    /// not the answer: this server was stopped for so long that its claim no longer counted, and the other may have created one.
+    pub(crate) async fn complete(mut self, row: SandboxRow) -> bool {
         let KeyedRequest { team, key, sandbox, .. } = &self.request;
         // Even if this fails, only the next request may resolve the row now.
         self.has_row = false;
-        if let Err(error) = self.claims.keep_answer(team, &key.0, sandbox, row).await {
+        let kept = match self.claims.keep_answer(team, &key.0, sandbox, row).await {
+            Ok(false) => self.claims.is_answer(team, &key.0, sandbox).await,
+            kept => kept,
+        };
+        kept.unwrap_or_else(|error| {
             tracing::error!(sandbox.id = %sandbox, error = %Chain(&error), "cannot store an idempotent answer");
-        }
+            true
+        })
     }
 
     /// Changes the sandbox that will be created for the request.
@@ -282,7 +288,7 @@ impl Claims {
         key: &str,
         sandbox: &SandboxId,
         row: SandboxRow,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let answer = StoredResponse {
             status: CREATED,
             json: serde_json::to_string(&StoredSandbox::from(row)).expect("texts and flags are always JSON"),
@@ -290,8 +296,13 @@ impl Claims {
         self.rows
             .store()
             .idempotency_complete(team, key, sandbox, &answer)
-            .await?;
-        Ok(())
+            .await
+    }
+
+    /// Whether a sandbox is the stored answer to a key.
+    async fn is_answer(&self, team: &TeamId, key: &str, sandbox: &SandboxId) -> Result<bool, StoreError> {
+        let row = self.rows.store().idempotency_by_key(team, key).await?;
+        Ok(row.is_some_and(|row| row.sandbox_id == *sandbox && row.response.is_some()))
     }
 
     async fn abandon(&self, team: &TeamId, key: &IdempotencyKey, sandbox: &SandboxId) {

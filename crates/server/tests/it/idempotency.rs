@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use model::id::SandboxId;
-use store::idempotency::{Claim, NewIdempotencyKey};
+use store::idempotency::{Claim, NewIdempotencyKey, StoredResponse};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -242,6 +242,48 @@ async fn a_retry_after_a_disconnect_finds_the_sandbox() {
     platform.node.go.notify_one();
     let again = settled(&platform, "k", BODY).await;
     assert_eq!(platform.node.ids(), [id(&again).to_string()].into());
+}
+
+#[tokio::test]
+async fn a_claim_that_another_server_has_settled_leaves_no_second_sandbox() {
+    let team = team(1);
+    for is_answer in [false, true] {
+        let platform = Arc::new(TestPlatform::start().await);
+        *platform.node.start.lock() = Behaviour::Waits;
+        let first = {
+            let platform = Arc::clone(&platform);
+            tokio::spawn(async move { create(&platform, "k", BODY).await })
+        };
+        within(platform.node.waiting.notified()).await;
+        // What another server does when this one seems to be gone.
+        let claimed = platform.store.idempotency_by_key(&team, "k").await.expect("a database");
+        let sandbox = claimed.expect("a claim").sandbox_id;
+        if is_answer {
+            let answer = StoredResponse {
+                status: 201,
+                json: "{}".to_owned(),
+            };
+            let stored = platform.store.idempotency_complete(&team, "k", &sandbox, &answer);
+            assert!(stored.await.expect("a database"));
+        } else {
+            let freed = platform.store.idempotency_abandon(&team, "k", &sandbox);
+            freed.await.expect("a database");
+        }
+        platform.node.go.notify_one();
+        let first = first.await.expect("no panic");
+        if is_answer {
+            assert_eq!(id(&first), sandbox);
+            assert_eq!(platform.node.ids().len(), 1);
+        } else {
+            first.error(504);
+            within(async {
+                while !platform.node.ids().is_empty() {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -222,7 +222,7 @@ impl Store {
         storable("host name", &request.name)?;
         loop {
             let mut tx = self.db.begin(WHAT).await?;
-            let rows = sqlx::query(
+            let inserted = sqlx::query(
                 "INSERT INTO nodes (id, name, created_us, lease_owner, lease_until_us, lease_epoch, lease_key) \
                  VALUES ($1, $2, $3, $4, $5, 1, $7) \
                  ON CONFLICT (id) DO UPDATE SET name = excluded.name, lease_owner = excluded.lease_owner, \
@@ -241,8 +241,13 @@ impl Store {
             .bind(lease_key(&request.node, 1))
             .bind(request.last_epoch)
             .all_in(&mut tx)
-            .await
-            .map_err(|error| classify(&error, "node", WHAT))?;
+            .await;
+            let rows = match inserted.map_err(|error| classify(&error, "node", WHAT)) {
+                // Another one has inserted the node just now. PostgreSQL may see its lease key before its id, on which there is
+                // no conflict for it then. The next time it sees both.
+                Err(StoreError::Conflict { .. }) => continue,
+                rows => rows?,
+            };
             if let Some(row) = rows.first() {
                 let NodeRow { epoch, .. } = Columns::decode(row)?;
                 for sql in [

@@ -58,6 +58,8 @@ class Known:
     id: str
     mark: str
     is_marked: bool = False
+    # Its program is not started yet, and others leave it alone.
+    is_new: bool = True
 
 
 @dataclass
@@ -132,11 +134,13 @@ def create(world: World, server: Server, chance: random.Random) -> None:
     try:
         connected(server, made.id).commands.run(f"exec -a {mark} sleep 86400", background=True, timeout=0).disconnect()
         made.is_marked = True
+        made.is_new = False
     except Exception as error:
         # A command that was not answered may have been started.
         if not world.is_faulty and made.id in world.known:
             raise
         made.mark = ""
+        made.is_new = False
         raise Unanswered from error
 
 
@@ -161,13 +165,13 @@ def client(world: World, service: Service, chance: random.Random) -> None:
     while not world.is_over:
         server = chance.choice(service.servers)
         with world.lock:
-            # One client changes a sandbox at a time.
             wish = chance.choice(("create", "delete", "pause", "connect", "connect"))
-            if len(world.known) < 2:
+            old = [known for known in world.known.values() if not known.is_new]
+            if len(old) < 2:
                 wish = "create"
             elif wish == "create" and len(world.known) >= POPULATION:
                 wish = "delete"
-            known = world.known[chance.choice(list(world.known))] if wish != "create" else None
+            known = chance.choice(old) if wish != "create" else None
             if wish == "delete" and known:
                 del world.known[known.id]
                 world.deleting.add(known.id)

@@ -194,7 +194,7 @@ def test_what_is_typed_at_the_terminal_of_the_platform_stays_there(work_dir: Pat
         if pid == 0:
             os.execve(
                 server.binary,
-                [str(server.binary), "up", "--data-dir", str(server.data_dir), "--listen", f"127.0.0.1:{server.port}"],
+                [str(server.binary), "up", "--data-dir", str(server.data_dir), "--listen", f"127.0.0.1:{server.port}", "--log-level", "info"],
                 server.environment(),
             )
         said = b""

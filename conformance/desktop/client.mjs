@@ -39,12 +39,14 @@ async function asked(what) {
 }
 
 /** What a window was told since it was last asked: buttons with their place on the screen, and keys. */
-async function events(desk) {
-  // The server tells in order, so a key at the end says that everything before it has arrived.
+async function events(desk, buttons = 0) {
+  // The server tells keys in order, so one at the end says that those before it have arrived. Buttons may come later: the window
+  // manager holds each back until it has looked at it.
   await desk.press("f12");
   const text = await soon(async () => {
     const seen = await desk.files.read(EVENTS);
-    return seen.split("keysym 0xffc9").length === 3 && seen;
+    const told = (seen.match(/^Button.* event/gm) ?? []).length;
+    return seen.split("keysym 0xffc9").length === 3 && told >= buttons && seen;
   });
   await desk.commands.run(`: >${EVENTS}`);
   const found = [];
@@ -79,19 +81,19 @@ async function calls(desk) {
   found.moved = place(await desk.getCursorPosition());
   await desk.leftClick();
   await desk.leftClick(410, 420);
-  found.left = await events(desk);
+  found.left = await events(desk, 4);
   await desk.doubleClick(411, 421);
-  found.double = await events(desk);
+  found.double = await events(desk, 4);
   await desk.rightClick(412, 422);
   await desk.middleClick(413, 423);
-  found.others = await events(desk);
+  found.others = await events(desk, 4);
   await desk.scroll("up", 2);
   await desk.scroll("down", 1);
-  found.scrolled = await events(desk);
+  found.scrolled = await events(desk, 6);
   await desk.mousePress("right");
   await desk.mouseRelease("right");
   await desk.drag([420, 430], [450, 460]);
-  found.dragged = await events(desk);
+  found.dragged = await events(desk, 4);
   await desk.press("a");
   await desk.press("page_up");
   await desk.press(["ctrl", "shift", "x"]);

@@ -9,6 +9,7 @@ a picture of the screen to FILE, which is repeated for as long as the line is `a
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -44,11 +45,18 @@ def asked(what: dict[str, object]) -> str:
     return sys.stdin.readline().strip()
 
 
-def events(desk: Sandbox) -> list[list[object]]:
+def events(desk: Sandbox, buttons: int = 0) -> list[list[object]]:
     """What a window was told since it was last asked: buttons with their place on the screen, and keys."""
-    # The server tells in order, so a key at the end says that everything before it has arrived.
+    # The server tells keys in order, so one at the end says that those before it have arrived. Buttons may come later: the window manager holds
+    # each back until it has looked at it.
     desk.press("f12")
-    text = str(soon(lambda: (seen := desk.files.read(EVENTS)).count("keysym 0xffc9") == 2 and seen))
+
+    def seen() -> str:
+        text = desk.files.read(EVENTS)
+        is_whole = text.count("keysym 0xffc9") == 2 and len(re.findall("^Button.* event", text, re.MULTILINE)) >= buttons
+        return text if is_whole else ""
+
+    text = str(soon(seen))
     desk.commands.run(f": >{EVENTS}")
     found: list[list[object]] = []
     for part in text.split("\n\n"):
@@ -75,19 +83,19 @@ def calls(desk: Sandbox) -> dict[str, object]:
     found["moved"] = desk.get_cursor_position()
     desk.left_click()
     desk.left_click(410, 420)
-    found["left"] = events(desk)
+    found["left"] = events(desk, 4)
     desk.double_click(411, 421)
-    found["double"] = events(desk)
+    found["double"] = events(desk, 4)
     desk.right_click(412, 422)
     desk.middle_click(413, 423)
-    found["others"] = events(desk)
+    found["others"] = events(desk, 4)
     desk.scroll("up", 2)
     desk.scroll("down", 1)
-    found["scrolled"] = events(desk)
+    found["scrolled"] = events(desk, 6)
     desk.mouse_press("right")
     desk.mouse_release("right")
     desk.drag((420, 430), (450, 460))
-    found["dragged"] = events(desk)
+    found["dragged"] = events(desk, 4)
     desk.press("a")
     desk.press("page_up")
     desk.press(["ctrl", "shift", "x"])

@@ -4,9 +4,10 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
+use super::backend::Backend;
 use super::files::{named, write};
 use super::limits::{CPU_PERIOD_US, Limits};
-use super::{Backend, Role, Tree, child};
+use super::tree::{Role, Tree, child};
 use crate::slot::Name;
 
 /// Shortest quota that the kernel accepts, in microseconds.

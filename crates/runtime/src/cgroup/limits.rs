@@ -21,7 +21,7 @@ pub(super) struct Limits {
 pub(super) type Hold = fn(&Limits, BorrowedFd<'_>) -> io::Result<()>;
 
 impl Limits {
-    /// Sets the limits of version 1, in the order of [`super::CONTROLLERS`].
+    /// Sets the limits of version 1, in the order of [`super::backend::CONTROLLERS`].
     pub(super) const HOLD_V1: [Hold; 3] = [Self::hold_memory_v1, Self::hold_pids, Self::hold_cpu_v1];
 
     /// Limits of a sandbox's workload.

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Backend, Role, Tree, child, side_by_side};
+use super::backend::Backend;
+use super::tree::{Role, Tree, child, side_by_side};
 use crate::slot::Name;
 
 /// Files in which the kernel counts the usage of a sandbox.

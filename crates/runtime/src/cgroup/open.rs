@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use model::resources::Resources;
 
+use super::backend::{Backend, CONTROLLERS};
 use super::files::named;
 use super::limits::{Limits, Weight};
-use super::{Backend, CONTROLLERS, ENABLE, Role, Tree, child, side_by_side};
+use super::tree::{ENABLE, Role, Tree, child, side_by_side};
 use crate::files::{if_there, open_dir, open_dir_at, open_for_writing, read_at, write_at};
 use crate::identity::AgentRecord;
 use crate::slot::Name;

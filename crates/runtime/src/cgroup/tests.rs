@@ -1,11 +1,15 @@
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use model::resources::Resources;
 
+use super::backend::Backend;
 use super::limits::Limits;
 use super::open::OpenTree;
-use super::*;
+use super::tree::Tree;
+use crate::slot::Name;
 
 const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";
 const UNIFIED: &str = "30 23 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw";

@@ -36,12 +36,13 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 
+use super::about::{About, Run};
 use super::criu::{Criu, CriuEvent, CriuRun};
 use super::host::HostFeatures;
 use super::jail::{self, Jail};
 use super::rpc::{CriuSettings, Task};
 use super::save::{AtRest, Subject};
-use super::{About, Run, facts, ghosts, mounts, sys as calls};
+use super::{facts, ghosts, mounts, sys as calls};
 use crate::cgroup::Tree;
 use crate::driver::WriteError;
 use crate::figures::Figures;

@@ -9,9 +9,10 @@ use model::resources::Resources;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::FsOpenFlags;
 
+use super::fixtures;
+use super::held::Launcher;
 use super::root::{BASE, HOST_DEV, SKELETON, STORED};
 use super::steps::{During, Stages};
-use super::{Launcher, fixtures};
 use crate::boot_id::BootId;
 use crate::cgroup::open::Entry;
 use crate::disk;

@@ -39,8 +39,8 @@ use model::resources::Resources;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::net::SocketType;
 
-use super::Launcher;
 use super::child::{ChildWait, Unfinished, end_with, has_ended, pair, reported, run_child};
+use super::held::Launcher;
 use super::ids::{clone_as, map_ids};
 use super::pages::PagesCheck;
 use super::prepare::{Attached, FileSystems, Wanted};

@@ -28,10 +28,11 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::net::SocketType;
 
 use super::child::{ChildWait, Unfinished, has_report, pair, reported, run_child};
+use super::held::Launcher;
 use super::ids::{clone_as, map_ids};
 use super::prepare::{FileSystems, Wanted};
+use super::spawner;
 use super::steps::{During, STEP, Stages};
-use super::{Launcher, spawner};
 use crate::boot_id::BootId;
 use crate::files::write_at;
 use crate::place;

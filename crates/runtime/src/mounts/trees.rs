@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::CWD;
 
-use super::{FIGURES, FIXTURES, Mount, SYSFS, Source};
+use super::kinds::{FIGURES, FIXTURES, Mount, SYSFS, Source};
 use crate::mounting;
 
 /// What the mounts of a sandbox are parts of. All of it is attached in the mounts of the calling process: before Linux 6.15,

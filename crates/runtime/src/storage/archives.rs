@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use model::id::LayerId;
 use protocol::node::Committed;
 
-use super::Storage;
+use super::opened::Storage;
 use crate::stored::{CommitRequest, LayerError, UnpackRequest};
 use crate::wire::{Commit, Reply, Request, Unpack, Work};
 

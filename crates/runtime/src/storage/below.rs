@@ -5,7 +5,7 @@ use std::io;
 
 use model::id::DiskId;
 
-use super::{Below, Storage};
+use super::opened::{Below, Storage};
 
 impl Storage {
     /// Notes that a sandbox was started above a version of `base`, as [`crate::base::Versions::current`] named it before;

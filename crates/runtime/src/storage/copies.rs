@@ -14,7 +14,7 @@ use std::path::Path;
 
 use model::id::DiskId;
 
-use super::Storage;
+use super::opened::Storage;
 use crate::checkpoint::sums::{self, Compared};
 use crate::stored::Fork;
 use crate::{disk, usage};

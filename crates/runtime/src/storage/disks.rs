@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::id::{DiskId, SandboxId};
 
-use super::Storage;
+use super::opened::Storage;
 use crate::checkpoint::sums;
 use crate::wire::{Reply, Request, Work};
 use crate::{disk, growth, kept};

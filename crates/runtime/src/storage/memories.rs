@@ -11,8 +11,8 @@ use std::path::Path;
 
 use model::id::BuildId;
 
-use super::Storage;
 use super::copies::Source;
+use super::opened::Storage;
 use crate::cancel::Cancel;
 use crate::checkpoint::sums;
 use crate::kept;

@@ -8,34 +8,7 @@ use super::breach::Breach;
 /// A rule, who may break it, and why and until when. A subject that ends with `/` is everything below that directory.
 type Exception = (&'static str, &'static str, &'static str);
 
-const TODAY: &[Exception] = &UP;
-
-/// Files that use the file of the module that they are in. Their number is written here because it only goes down: who adds
-/// one has to raise it.
-const UP: [Exception; 13] = [
-    ("up", "crates/runtime/src/cgroup/cpu.rs", CGROUP),
-    ("up", "crates/runtime/src/cgroup/meters.rs", CGROUP),
-    ("up", "crates/runtime/src/cgroup/open.rs", CGROUP),
-    ("up", "crates/runtime/src/checkpoint/dump.rs", CHECKPOINT),
-    ("up", "crates/runtime/src/launcher/prepare.rs", LAUNCHER),
-    ("up", "crates/runtime/src/launcher/restore.rs", LAUNCHER),
-    ("up", "crates/runtime/src/launcher/start.rs", LAUNCHER),
-    ("up", "crates/runtime/src/mounts/trees.rs", MOUNTS),
-    ("up", "crates/runtime/src/storage/archives.rs", STORAGE),
-    ("up", "crates/runtime/src/storage/below.rs", STORAGE),
-    ("up", "crates/runtime/src/storage/copies.rs", STORAGE),
-    ("up", "crates/runtime/src/storage/disks.rs", STORAGE),
-    ("up", "crates/runtime/src/storage/memories.rs", STORAGE),
-];
-
-const CGROUP: &str =
-    "they work on `Tree` and its groups, which cgroup.rs defines, until these have a file of their own";
-const CHECKPOINT: &str =
-    "it writes `About` and `Run`, which checkpoint.rs defines, until these have a file of their own";
-const LAUNCHER: &str = "they implement `Launcher`, which launcher.rs defines, until it has a file of its own";
-const MOUNTS: &str =
-    "it reads the kinds of mounts, which mounts.rs defines beside their list, until they have a file of their own";
-const STORAGE: &str = "they implement `Storage`, which storage.rs defines, until it has a file of its own";
+const TODAY: &[Exception] = &[];
 
 /// The exceptions, and which of them have covered a breach.
 #[derive(Debug)]

@@ -401,11 +401,16 @@ impl Sandboxes {
         }
     }
 
-    /// A failed pause leaves the sandbox running.
+    /// A failed pause leaves the sandbox running, unless the node was lost during it.
     async fn give_up_pause(self: &Arc<Self>, turn: &Turn<'_>, row: SandboxRow, error: NodeError) -> PauseError {
         let id = &turn.id;
         if !matches!(error, NodeError::Unsupported(_) | NodeError::Cancelled) {
             tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot pause a sandbox");
+        }
+        if is_unknown(&turn.node, &error) {
+            // Its row stays as it is, so that the next session keeps what there is of it, paused or not.
+            self.keep_running(turn);
+            return PauseError::Node(error);
         }
         if matches!(error, NodeError::Unreachable(_)) {
             // Its processes may have stopped.
@@ -495,6 +500,12 @@ fn pausing(reason: PauseReason, is_due: bool) -> Command {
     } else {
         Command::Pause
     }
+}
+
+/// Whether only the node knows what became of a pause or a resume that failed with this, and its session is over: the next one
+/// begins with asking.
+pub(super) fn is_unknown(node: &ServedNode, error: &NodeError) -> bool {
+    matches!(error, NodeError::Unreachable(_)) && node.over.is_cancelled()
 }
 
 /// How long a node may take to pause or resume a sandbox of which this is kept.

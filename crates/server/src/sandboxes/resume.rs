@@ -15,7 +15,7 @@ use super::create::known_version;
 use super::deadline::Deadline;
 use super::entry::{Attempt, CountedAs, NotChanged, SandboxEntry, Turn};
 use super::lifecycle::to_json;
-use super::pause::{PauseError, bound, within};
+use super::pause::{PauseError, bound, is_unknown, within};
 use super::unrecorded::Unrecorded;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
@@ -194,7 +194,10 @@ impl Sandboxes {
                     paused_us: row.paused_us.unwrap_or_else(|| self.clock.now_us()),
                     resume_error: Some(reason_of(&error).to_owned()),
                 };
-                self.recording.record(turn, paused).await;
+                // Otherwise its row stays as it is, so that the next session keeps what there is of it, paused or not.
+                if !matches!(&error, PauseError::Node(error) if is_unknown(&turn.node, error)) {
+                    self.recording.record(turn, paused).await;
+                }
                 self.tracked.log(id, &LifecycleEvent::NotResumed(reason_of(&error)));
                 self.keep_paused(turn, counted);
                 return Err(error);

@@ -11,7 +11,8 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use link::{Address, Authority, Credentials, Hub, Port};
 use model::id::SandboxId;
-use protocol::node::HostCapacity;
+use model::lifecycle::State;
+use protocol::node::{HostCapacity, WantedState};
 use serde_json::Value;
 use server::chance::Chance;
 use server::clock::Clock;
@@ -457,5 +458,58 @@ async fn sandboxes_of_a_node_that_is_away_are_listed_and_answered_503() {
         .flatten()
         .map(|one| &one["sandboxID"]);
     assert!(ids.any(|id| id == on_one.as_str()));
+    several.close().await;
+}
+
+/// A node that is lost while it pauses or resumes a sandbox has done it, or not: what is written of that must keep either.
+#[tokio::test]
+async fn a_pause_and_a_resume_that_a_lost_node_has_not_answered_stay_open() {
+    let several = Several::start().await;
+    let node = FakeNode::new();
+    let mut connected = several.join(&node).await;
+    let id = several.created().await;
+    node.adoptable.lock().insert(id.clone());
+    for (way, before, state) in [("pause", 204, State::Pausing), ("connect", 201, State::Resuming)] {
+        for behaviour in [&node.pause, &node.pause_to_disk, &node.write, &node.resume] {
+            *behaviour.lock() = Behaviour::Waits;
+        }
+        let path = format!("/sandboxes/{id}/{way}");
+        let body = if way == "connect" { r#"{"timeout":60}"# } else { "" };
+        let lost = async {
+            node.waiting.notified().await;
+            connected.serving.abort();
+        };
+        let (reply, ()) = tokio::join!(several.call("POST", &path, body), within(lost));
+        assert_eq!(reply.status, 503, "{reply:?}");
+        let row = several
+            .store
+            .sandbox_by_id(&id)
+            .await
+            .expect("a database")
+            .expect("a row");
+        assert_eq!(row.state, state);
+
+        // What the node has of it decides, and it has not done anything here.
+        for behaviour in [&node.pause, &node.pause_to_disk, &node.write, &node.resume] {
+            *behaviour.lock() = Behaviour::Works;
+        }
+        connected = several.connect(&node, &connected.credentials.clone()).await;
+        let again = async {
+            loop {
+                let reply = several.call("POST", &path, body).await;
+                if reply.status != 503 {
+                    return reply;
+                }
+            }
+        };
+        assert_eq!(within(again).await.status, before);
+        let wanted = node
+            .wanted
+            .lock()
+            .iter()
+            .find(|wanted| wanted.id == id)
+            .map(|wanted| wanted.state);
+        assert!(matches!(wanted, Some(WantedState::RunningOrPaused(_))), "{wanted:?}");
+    }
     several.close().await;
 }

@@ -266,6 +266,13 @@ impl ApiError {
                     .code("sandbox_guest_agent_unresponsive")
                     .retry_after(SOON_S)
             }
+            PauseError::Node(NodeError::Unreachable(_)) => {
+                let why = format!(
+                    "the node of sandbox \"{id}\" did not answer: it is paused or runs on, as its state says once the node answers \
+                     again: try again"
+                );
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)
+            }
             PauseError::Node(_) | PauseError::TaskFailed => {
                 let why = format!("sandbox \"{id}\" could not be paused, and runs on: try again");
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)

@@ -1,7 +1,8 @@
-"""Faults at random moments of a service of three servers and three nodes on one PostgreSQL: nothing is lost, half or twice.
+"""Faults at random moments of a service of three servers and four nodes on one PostgreSQL, each part in a network namespace of
+its own: nothing is lost, half or twice.
 
 Each cycle runs clients against all servers, does one thing to one part (a server or a node is killed, or stopped for some
-seconds and continued, or the database crashes), lets the clients go on meanwhile, mends the part and checks:
+seconds and continued, what a machine sends to another one, or to all, is lost, or the database crashes), lets the clients go on meanwhile, mends the part and checks:
 
 - a sandbox whose create was answered and whose delete was not asked for is listed by every server, answers through any,
   and its program is one process, on one node; one whose delete was answered is gone at every server;
@@ -34,6 +35,7 @@ from harness.criu import criu_config
 from harness.elapse import at_moment, slowly
 from harness.hoststate import HostState, left_over
 from harness.inside import host_pids
+from harness.machines import Machines
 from harness.patience import within
 from harness.servers import Node, Server, Service
 from harness.traffic import until
@@ -84,16 +86,22 @@ class Unanswered(Exception):
 
 
 @pytest.fixture
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def machines() -> Iterator[Machines]:
     before = HostState.take()
+    with Machines() as machines:
+        yield machines
+    assert left_over(before) == {}
+
+
+@pytest.fixture
+def service(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     work = Path(tmp_path_factory.mktemp("f", numbered=True))
-    service = Service(work, servers=3, nodes=3, config=CONFIG)
+    service = Service(work, servers=3, nodes=4, config=CONFIG, machines=machines)
     try:
         service.start(is_placed=False)
         yield service
         assert service.terminate() == 0, service.log_tail()
         service.down()
-        assert left_over(before) == {}
     finally:
         service.close()
 
@@ -241,11 +249,36 @@ def crash_database(service: Service, world: World, chance: random.Random) -> Cal
     return service.postgres.start
 
 
+def cut_link(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
+    """What one machine sends to another one is lost, in one direction or in both."""
+    server = chance.choice(service.servers)
+    ends = [server.machine, chance.choice([part for part in (*service.servers, *service.nodes) if part is not server]).machine]
+    chance.shuffle(ends)
+    ways = [ends] if chance.random() < 0.5 else [ends, ends[::-1]]
+    for source, to in ways:
+        service.machines.cut(source, to)
+    return cut_for_a_time(service, chance)
+
+
+def cut_off(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
+    """What a machine sends to any other one is lost, though it hears them."""
+    service.machines.cut(chance.choice([*service.servers, *service.nodes]).machine)
+    return cut_for_a_time(service, chance)
+
+
+def cut_for_a_time(service: Service, chance: random.Random) -> Callable[[], None]:
+    # For so long it is cut.
+    at_moment(chance.choices(STOPS_S, STOP_WEIGHTS)[0])
+    return service.machines.mend
+
+
 FAULTS = {
     "a server is killed": (kill_server, 3),
     "a server is stopped": (stop_server, 3),
     "a node is killed": (kill_node, 3),
     "a node is stopped": (stop_node, 2),
+    "a link is cut": (cut_link, 3),
+    "a machine is not heard": (cut_off, 2),
     "the database crashes": (crash_database, 2),
 }
 

@@ -46,7 +46,7 @@ CLOSED = [
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int) -> None:
+def checked(result: int) -> None:
     if result:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -73,7 +73,7 @@ class Internet:
             path.mkdir(parents=True)
         self._issue_certificates()
         self.outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        _checked(libc.unshare(CLONE_NEWNET))
+        checked(libc.unshare(CLONE_NEWNET))
         try:
             self._connect()
         except BaseException:
@@ -86,7 +86,7 @@ class Internet:
             assert servers.stdin
             servers.stdin.close()
             servers.wait(10)
-        _checked(libc.setns(self.outside, CLONE_NEWNET))
+        checked(libc.setns(self.outside, CLONE_NEWNET))
         os.close(self.outside)
 
     def _connect(self) -> None:

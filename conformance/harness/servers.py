@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from harness import hoststate
+from harness.machines import Machine, Machines
 from harness.patience import within
 from harness.platform import STOP_S, Platform, PlatformFailed
 from harness.ports import free_port
@@ -20,22 +21,31 @@ from harness.postgres import Postgres
 class Server(Platform):
     """One server: its port, credentials, log and process."""
 
-    def __init__(self, data_dir: Path, database: str, domain: str | None = None, config: str | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, database: str, domain: str | None = None, config: str | None = None, machine: Machine | None = None
+    ) -> None:
         super().__init__(data_dir, config)
         self.database = database
+        self.machine = machine
+        self.host = machine.address if machine else "127.0.0.1"
+        self.starter = machine.starter if machine else ()
         self.domain = domain or f"sandbox.localhost:{self.port}"
         self.nodes_port = free_port()
 
     @property
     def nodes_address(self) -> str:
-        return f"https://127.0.0.1:{self.nodes_port}"
+        return f"https://{self.host}:{self.nodes_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
     def environment(self) -> dict[str, str]:
         return super().environment() | {"RINGFENCE_DATABASE_URL": self.database}
 
     def launch(self) -> None:
-        command = [self.binary, "server", "--data-dir", self.data_dir, "--listen", f"127.0.0.1:{self.port}"]
-        command += ["--nodes-listen", f"127.0.0.1:{self.nodes_port}", "--nodes-address", self.nodes_address]
+        command: list[str | Path] = [*self.starter, self.binary, "server", "--data-dir", self.data_dir, "--listen", f"{self.host}:{self.port}"]
+        command += ["--nodes-listen", f"{self.host}:{self.nodes_port}", "--nodes-address", self.nodes_address]
         command += ["--domain", self.domain]
         if self.config_path:
             command += ["--config", self.config_path]
@@ -66,8 +76,10 @@ class Server(Platform):
 class Node:
     """A node of several servers."""
 
-    def __init__(self, node_dir: Path, servers: list[Server]) -> None:
+    def __init__(self, node_dir: Path, servers: list[Server], machine: Machine | None = None) -> None:
         self.node_dir = node_dir
+        self.machine = machine
+        self.starter = machine.starter if machine else ()
         hoststate.own(node_dir)
         self.servers = servers
         self.log_path = node_dir.parent / f"{node_dir.name}.log"
@@ -85,7 +97,7 @@ class Node:
             raise PlatformFailed(f"no token: {made.stderr}\n{through.log_tail()}")
         addresses = [server.nodes_address for server in self.servers]
         joined = subprocess.run(
-            [through.binary, "node", "join", *addresses, "--data-dir", self.node_dir],
+            [*self.starter, through.binary, "node", "join", *addresses, "--data-dir", self.node_dir],
             input=made.stdout,
             capture_output=True,
             text=True,
@@ -98,7 +110,7 @@ class Node:
         self.id = through.nodes()[-1]["id"]
 
     def launch(self) -> None:
-        command: list[object] = [self.servers[0].binary, "node", "--data-dir", self.node_dir]
+        command: list[object] = [*self.starter, self.servers[0].binary, "node", "--data-dir", self.node_dir]
         if self.servers[0].config_path:
             command += ["--config", self.servers[0].config_path]
         with open(self.log_path, "ab") as log:
@@ -120,7 +132,7 @@ class Node:
 
     def down(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [self.servers[0].binary, "down", "--data-dir", self.node_dir],
+            [*self.starter, self.servers[0].binary, "down", "--data-dir", self.node_dir],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -133,16 +145,22 @@ class Node:
 
 
 class Service:
-    """Servers on one database, with nodes."""
+    """Servers on one database, with nodes; each on a machine of its own where there are machines."""
 
-    def __init__(self, work: Path, servers: int = 2, nodes: int = 2, config: str | None = None) -> None:
+    def __init__(
+        self, work: Path, servers: int = 2, nodes: int = 2, config: str | None = None, machines: Machines | None = None
+    ) -> None:
         self.work = work
+        self.machines = machines or Machines()
         self.postgres = Postgres(work / "pg")
         self.servers: list[Server] = []
         for number in range(1, servers + 1):
             domain = self.servers[0].domain if self.servers else None
-            self.servers.append(Server(work / f"server{number}", self.postgres.url, domain, config))
-        self.nodes = [Node(work / f"node{number}", self.servers) for number in range(1, nodes + 1)]
+            machine = machines.add() if machines else None
+            self.servers.append(Server(work / f"server{number}", self.postgres.url, domain, config, machine))
+        self.nodes = [
+            Node(work / f"node{number}", self.servers, machines.add() if machines else None) for number in range(1, nodes + 1)
+        ]
 
     def start(self, is_placed: bool = True) -> None:
         """Starts all; if they are placed, each node at a server of its own as far as there are as many."""

@@ -20,6 +20,7 @@ from harness.hoststate import HostState, left_over
 from harness.platform import Platform
 from harness.s3 import Gateway
 from harness.secure import SecurePlatform
+from harness.turns import Turns
 
 # Writes what became of each test, and how long it took.
 pytest_plugins = ("harness.durations",)
@@ -53,6 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cluster",
         action="store_true",
         help="with a server and a node as two processes",
+    )
+    parser.addoption(
+        "--several",
+        action="store_true",
+        help="with three servers, four nodes and the bucket of an S3 server: each test uses the next server, and sandboxes through another one than made them",
     )
     parser.addoption(
         "--forked",
@@ -101,10 +107,11 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
     """A running platform whose credentials are in the environment; afterwards nothing of it may be left."""
     before = HostState.take()
     gateway = None
-    if request.config.getoption("--s3"):
+    if request.config.getoption("--s3") or request.config.getoption("--several"):
         gateway = Gateway(work_dir)
         gateway.start()
-        server: Platform = Platform(work_dir / "data", config=CONFIG + gateway.config())
+        config = CONFIG + gateway.config()
+        server: Platform = Turns(work_dir, config) if request.config.getoption("--several") else Platform(work_dir / "data", config=config)
     elif request.config.getoption("--cluster"):
         server = Cluster(work_dir / "data", config=CONFIG)
     elif request.config.getoption("--tls"):
@@ -128,6 +135,13 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
             gateway.close()
 
 
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest) -> None:
+    """With `--several`, the next server is used."""
+    if request.config.getoption("--several"):
+        request.getfixturevalue("platform").next()
+
+
 @pytest.fixture(scope="session")
 def secrets(platform: Platform) -> list[str]:
     """Values that must never appear in a log."""
@@ -142,11 +156,16 @@ def forks(parent) -> list[str]:
     return [fork["sandbox"]["sandboxID"] for fork in answer.json()]
 
 
-def fresh(config: pytest.Config):
-    """A sandbox with the SDK's defaults. With `--restored` it was written to disk and restored, with `--forked` it is a fork."""
+def fresh(config: pytest.Config, platform: Platform | None = None):
+    """A sandbox with the SDK's defaults. With `--restored` it was written to disk and restored, with `--forked` it is a fork, and
+    with `--several` another server is used than the one that made it.
+    """
     from e2b import Sandbox
 
     box = Sandbox.create(timeout=120)
+    if isinstance(platform, Turns):
+        platform.next()
+        box = Sandbox.connect(box.sandbox_id, timeout=120)
     if config.getoption("--forked"):
         parent = box
         try:
@@ -166,7 +185,7 @@ def fresh(config: pytest.Config):
 @pytest.fixture
 def sandbox(platform: Platform, request: pytest.FixtureRequest):
     """A fresh sandbox with the SDK's defaults."""
-    box = fresh(request.config)
+    box = fresh(request.config, platform)
     try:
         yield box
     finally:
@@ -176,7 +195,7 @@ def sandbox(platform: Platform, request: pytest.FixtureRequest):
 @pytest.fixture
 def neighbour(platform: Platform, request: pytest.FixtureRequest):
     """A second sandbox beside the one under test."""
-    box = fresh(request.config)
+    box = fresh(request.config, platform)
     try:
         yield box
     finally:

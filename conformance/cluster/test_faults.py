@@ -1,8 +1,9 @@
 """Faults at random moments of a service of three servers and four nodes on one PostgreSQL, each part in a network namespace of
 its own: nothing is lost, half or twice.
 
-Each cycle runs clients against all servers, does one thing to one part (a server or a node is killed, or stopped for some
-seconds and continued, what a machine sends to another one, or to all, is lost, or the database crashes), lets the clients go on meanwhile, mends the part and checks:
+Each cycle runs clients against all servers, does one thing to one part, lets the clients go on meanwhile, mends the part and
+checks. A server or a node is killed, restarted, or stopped for some seconds and continued; what a machine sends to another one, or
+to all others, is lost; or the database crashes. Then:
 
 - a sandbox whose create was answered and whose delete was not asked for is listed by every server, answers through any,
   and its program is one process, on one node; one whose delete was answered is gone at every server;
@@ -10,6 +11,7 @@ seconds and continued, what a machine sends to another one, or to all, is lost, 
 - requests that fail meanwhile say that the platform is not available, and creates succeed soon after a server is lost.
 
 RINGFENCE_FAULT_CYCLES sets the number of cycles, RINGFENCE_CRASH_SEED what happens when. A failure names its seed and its cycle.
+With RINGFENCE_EARLIER_BIN, all parts begin with that program, and who is restarted goes on with the one under test: servers first.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from harness.elapse import at_moment, slowly
 from harness.hoststate import HostState, left_over
 from harness.inside import host_pids
 from harness.machines import Machines
+from harness.platform import binary
 from harness.patience import within
 from harness.servers import Node, Server, Service
 from harness.traffic import until
@@ -47,6 +50,7 @@ CLIENTS = 3
 POPULATION = 6
 # How long creates may fail after a server is lost.
 CREATES_AGAIN_S = 10.0
+EARLIER = os.environ.get("RINGFENCE_EARLIER_BIN")
 # What sandboxes are made of, as far as it can be counted.
 COUNTED = ("namespaces", "mounts", "cgroups", "loops")
 # One that does not answer is noticed after 15 s, so a few of the stops are longer.
@@ -97,6 +101,9 @@ def machines() -> Iterator[Machines]:
 def service(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     work = Path(tmp_path_factory.mktemp("f", numbered=True))
     service = Service(work, servers=3, nodes=4, config=CONFIG, machines=machines)
+    if EARLIER:
+        for part in (*service.servers, *service.nodes):
+            part.binary = Path(EARLIER)
     try:
         service.start(is_placed=False)
         yield service
@@ -244,6 +251,21 @@ def kill_node(service: Service, world: World, chance: random.Random) -> Callable
     return node.launch
 
 
+def restart_server(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
+    server = next((server for server in service.servers if server.binary != binary()), None) or chance.choice(service.servers)
+    server.binary = binary()
+    assert server.terminate() == 0
+    return server.start
+
+
+def restart_node(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
+    node = next((node for node in service.nodes if node.binary != binary()), None) or chance.choice(service.nodes)
+    # A node is never newer than a server.
+    node.binary = binary() if all(server.binary == binary() for server in service.servers) else node.binary
+    assert node.terminate() == 0
+    return node.launch
+
+
 def crash_database(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
     service.postgres.stop()
     return service.postgres.start
@@ -277,6 +299,8 @@ FAULTS = {
     "a server is stopped": (stop_server, 3),
     "a node is killed": (kill_node, 3),
     "a node is stopped": (stop_node, 2),
+    "a server is restarted": (restart_server, 2),
+    "a node is restarted": (restart_node, 2),
     "a link is cut": (cut_link, 3),
     "a machine is not heard": (cut_off, 2),
     "the database crashes": (crash_database, 2),

@@ -13,7 +13,7 @@ from pathlib import Path
 from harness import hoststate
 from harness.machines import Machine, Machines
 from harness.patience import within
-from harness.platform import STOP_S, Platform, PlatformFailed
+from harness.platform import STOP_S, Platform, PlatformFailed, binary
 from harness.ports import free_port
 from harness.postgres import Postgres
 
@@ -77,6 +77,7 @@ class Node:
     """A node of several servers."""
 
     def __init__(self, node_dir: Path, servers: list[Server], machine: Machine | None = None) -> None:
+        self.binary = binary()
         self.node_dir = node_dir
         self.machine = machine
         self.starter = machine.starter if machine else ()
@@ -97,7 +98,7 @@ class Node:
             raise PlatformFailed(f"no token: {made.stderr}\n{through.log_tail()}")
         addresses = [server.nodes_address for server in self.servers]
         joined = subprocess.run(
-            [*self.starter, through.binary, "node", "join", *addresses, "--data-dir", self.node_dir],
+            [*self.starter, self.binary, "node", "join", *addresses, "--data-dir", self.node_dir],
             input=made.stdout,
             capture_output=True,
             text=True,
@@ -110,7 +111,7 @@ class Node:
         self.id = through.nodes()[-1]["id"]
 
     def launch(self) -> None:
-        command: list[object] = [*self.starter, self.servers[0].binary, "node", "--data-dir", self.node_dir]
+        command: list[object] = [*self.starter, self.binary, "node", "--data-dir", self.node_dir]
         if self.servers[0].config_path:
             command += ["--config", self.servers[0].config_path]
         with open(self.log_path, "ab") as log:
@@ -132,7 +133,7 @@ class Node:
 
     def down(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.starter, self.servers[0].binary, "down", "--data-dir", self.node_dir],
+            [*self.starter, self.binary, "down", "--data-dir", self.node_dir],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -49,6 +49,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(crate) use address::ApiAddress;
+pub(crate) use auth::credential;
 pub(crate) use body::read_limited;
 pub(crate) use docs::{has_tag, prefers_pages};
 use error::ErrorBody;
@@ -56,6 +57,7 @@ pub(crate) use error::{ApiError, Unplaced};
 use observe::{Observer, Operations};
 use sandboxes::{create, fork, injections, lifetime, list, logs, metrics, network, pause, single, snapshots};
 use state::ApiState;
+pub(crate) use templates::find_own as find_own_template;
 
 use crate::health::Health;
 use crate::telemetry::Telemetry;

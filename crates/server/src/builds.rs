@@ -23,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::{BuildId, LayerId, SandboxId, TeamId, TemplateId};
+use model::id::{BuildId, LayerId, NodeId, SandboxId, TeamId, TemplateId};
 use model::log::Level;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -60,6 +60,8 @@ const RESTARTS_MAX: u32 = 3;
 const CHECK: Duration = Duration::from_secs(15);
 /// How long another server is gone before its builds are taken over: one that is restarted begins them again itself.
 const SERVER_GONE_S: i64 = 60;
+/// How long another server is gone before it is forgotten.
+const SERVER_FORGOTTEN_S: i64 = 24 * 60 * 60;
 /// Pause between attempts to end a build, or a sandbox of one.
 const RETRY: Duration = Duration::from_secs(1);
 /// The reason of builds that waited too long.
@@ -230,6 +232,11 @@ impl Builds {
         found
     }
 
+    /// Whether what a node has built can be used here: it is this server, or another one of the service.
+    pub(crate) fn is_of_service(&self, node: &NodeId) -> bool {
+        node == self.rows.node() || self.nodes.has_server(node)
+    }
+
     /// Ends a sandbox in which a step runs, which fails the build; none if there is no such sandbox.
     pub(crate) async fn kill_sandbox(&self, id: &SandboxId) -> Option<Result<(), protocol::node::NodeError>> {
         if !self.sandboxes().iter().any(|sandbox| sandbox.id == *id) {
@@ -325,12 +332,20 @@ impl Builds {
         let now_us = self.clock.now_us();
         let since_us = now_us - WAITING_MAX_S * SECOND_US;
         self.rows.store().build_expire_waiting(since_us, now_us, WAITED).await?;
-        if self.nodes.are_shared() {
-            let gone_us = now_us - SERVER_GONE_S * SECOND_US;
+        if self.nodes.have_several_servers() {
+            let time_us = self.rows.store().lease_time_us(now_us).await?;
+            let gone_us = time_us - SERVER_GONE_S * SECOND_US;
             let adopted = self.rows.build_adopt(gone_us, RESTARTS_MAX, now_us, RESTARTED).await?;
             if adopted > 0 {
                 tracing::info!(builds = adopted, "builds of a server that is gone are begun again here");
                 self.started.notify_one();
+            }
+            let gone_us = time_us - SERVER_FORGOTTEN_S * SECOND_US;
+            for name in self.rows.servers_remove(gone_us).await? {
+                tracing::info!(
+                    name,
+                    "forgot a server that was gone for a day; its builds are those of this one"
+                );
             }
         }
         let known: Vec<BuildId> = self.running.lock().keys().cloned().collect();

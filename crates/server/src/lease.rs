@@ -87,8 +87,8 @@ impl NodeLease {
         let since = Instant::now();
         let mut first_seen: Option<Lease> = None;
         loop {
-            let now_us = clock.now_us();
-            // A lease that was not renewed for that long has expired, even if the clocks of two hosts differ.
+            let now_us = store.lease_time_us(clock.now_us()).await?;
+            // A lease that was not renewed for that long has expired, even if the clock of the database was changed.
             let watched_us = first_seen
                 .as_ref()
                 .filter(|_| since.elapsed() > LEASE)
@@ -96,7 +96,7 @@ impl NodeLease {
             let request = LeaseRequest {
                 node: identity.id.clone(),
                 name: identity.name.clone(),
-                lease: lease(&identity.owner, &clock),
+                lease: lease(&identity.owner, now_us),
                 now_us,
                 expired_us: now_us.max(watched_us.unwrap_or(now_us)),
                 last_epoch: None,
@@ -141,11 +141,12 @@ impl NodeLease {
         last_epoch: i64,
         clock: Clock,
     ) -> Result<Option<Self>, StoreError> {
+        let now_us = store.lease_time_us(clock.now_us()).await?;
         let request = LeaseRequest {
             node: identity.id.clone(),
             name: identity.name.clone(),
-            lease: lease(&identity.owner, &clock),
-            now_us: clock.now_us(),
+            lease: lease(&identity.owner, now_us),
+            now_us,
             expired_us: i64::MAX,
             last_epoch: Some(last_epoch),
         };
@@ -226,12 +227,12 @@ impl NodeLease {
     }
 }
 
-/// A lease that begins now.
-fn lease(owner: &OwnerId, clock: &Clock) -> Lease {
+/// A lease that begins at `now_us`, by the time of leases.
+fn lease(owner: &OwnerId, now_us: i64) -> Lease {
     let lease_us = i64::try_from(LEASE.as_secs()).expect("a few seconds") * SECOND_US;
     Lease {
         owner: owner.clone(),
-        until_us: clock.now_us() + lease_us,
+        until_us: now_us + lease_us,
     }
 }
 
@@ -240,7 +241,11 @@ async fn renew(rows: &NodeRows, owner: &OwnerId, clock: &Clock) {
     let mut failing = false;
     loop {
         tokio::time::sleep(RENEWAL).await;
-        match rows.store().node_lease_renew(rows.node(), &lease(owner, clock)).await {
+        let renewed = async {
+            let now_us = rows.store().lease_time_us(clock.now_us()).await?;
+            rows.store().node_lease_renew(rows.node(), &lease(owner, now_us)).await
+        };
+        match renewed.await {
             Ok(true) if failing => {
                 failing = false;
                 tracing::info!("the lease of this node was renewed again");

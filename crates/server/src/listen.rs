@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
+use http::header::Entry;
 use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
@@ -36,6 +37,7 @@ use store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use tower::ServiceExt as _;
@@ -43,16 +45,19 @@ use tracing::Instrument as _;
 
 use self::connections::{Connection, Connections};
 use self::credentials::CredentialFilter;
+use self::forward::UNKNOWN_BODIES;
 use self::forwarding::Forwarding;
 use self::links::{Elsewhere, SignedLinks};
 use self::malformed::{ErrorBodyStream, ResponseState};
 use crate::api::ApiAddress;
+use crate::authentication::Authenticator;
 use crate::dashboard::{self, Dashboard, Visit};
 use crate::metrics::Metrics;
 use crate::peers::{ClientPeer, PeerRates};
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::pause::PauseError;
 use crate::sandboxes::registry::Registry;
+use crate::signature::Signatures;
 use crate::telemetry::RequestId;
 use crate::tls::{self, Tls};
 
@@ -102,6 +107,9 @@ pub(crate) struct GatewayServices {
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) dashboard: Arc<Dashboard>,
+    /// To know clients before what they send is held for another server.
+    pub(crate) authenticator: Arc<Authenticator>,
+    pub(crate) signatures: Arc<Signatures>,
     /// Client connections.
     pub(crate) connections: Arc<Connections>,
     /// The certificate, if the port also serves HTTPS.
@@ -131,6 +139,8 @@ pub(crate) struct Gateway {
     handshakes: PeerRates,
     /// Runtime of API requests: separate from connections, so that sandbox traffic cannot delay them.
     control: Handle,
+    /// Turns of create requests whose bodies are held before their clients are known.
+    unknown_bodies: Arc<Semaphore>,
     phase: AtomicU8,
     /// API requests in progress.
     pub(crate) requests: TaskTracker,
@@ -151,6 +161,7 @@ impl Gateway {
             credentials: CredentialFilter::default(),
             handshakes: PeerRates::new(HANDSHAKES.0, HANDSHAKES.1),
             control: Handle::current(),
+            unknown_bodies: Arc::new(Semaphore::new(UNKNOWN_BODIES)),
             phase: AtomicU8::new(Phase::Starting as u8),
             requests: TaskTracker::new(),
         }
@@ -336,10 +347,21 @@ impl Gateway {
     }
 
     async fn answer_from_api(&self, request: Request<ClientBody>) -> Response<Body> {
-        match self.forward_api(request).await {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let mut response = match self.forward_api(request).await {
             Ok(response) => response,
-            Err(request) => self.answer_from_api_here(request).await,
+            Err(request) => return self.answer_from_api_here(request).await,
+        };
+        // What another server has answered has an id. What is answered here in its place gets one.
+        if let Entry::Vacant(vacant) = response.headers_mut().entry(REQUEST_ID)
+            && let id = uuid::Uuid::now_v7().simple().to_string()
+            && let Ok(value) = HeaderValue::try_from(&id)
+        {
+            vacant.insert(value);
+            let status = response.status().as_u16();
+            tracing::info!(request.id = %id, %method, path, status, "not forwarded: answered in place of another server");
         }
+        response
     }
 
     async fn answer_from_api_here(&self, mut request: Request<ClientBody>) -> Response<Body> {
@@ -558,23 +580,7 @@ async fn serve_stream<S>(
             }
         })
     };
-    let mut builder = auto::Builder::new(OnTracker(tasks));
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(None)
-        .preserve_header_case(true)
-        .max_buf_size(HEAD_BYTES.0);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(PING.0)
-        .keep_alive_timeout(PING.1)
-        .initial_stream_window_size(WINDOW_BYTES.0)
-        .initial_connection_window_size(WINDOW_BYTES.1)
-        .max_send_buf_size(SEND_BYTES)
-        .max_header_list_size(HEAD_BYTES.1)
-        .max_concurrent_streams(STREAMS);
+    let builder = http(tasks, None, HEAD_BYTES);
     let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
     let mut overdue = Box::pin(overdue(Arc::clone(&tracked)));
     let mut draining = false;
@@ -609,6 +615,29 @@ async fn serve_stream<S>(
             () = overdue.as_mut() => return,
         }
     }
+}
+
+/// HTTP on one connection: with a time for the head of a request over HTTP/1.1, if that has one, and with the most that a head may
+/// have, in bytes.
+fn http(tasks: TaskTracker, head_bound: Option<Duration>, head_bytes: (usize, u32)) -> auto::Builder<OnTracker> {
+    let mut builder = auto::Builder::new(OnTracker(tasks));
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_bound)
+        .preserve_header_case(true)
+        .max_buf_size(head_bytes.0);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1)
+        .initial_stream_window_size(WINDOW_BYTES.0)
+        .initial_connection_window_size(WINDOW_BYTES.1)
+        .max_send_buf_size(SEND_BYTES)
+        .max_header_list_size(head_bytes.1)
+        .max_concurrent_streams(STREAMS);
+    builder
 }
 
 /// Returns once a connection has exceeded its deadline.

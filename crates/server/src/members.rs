@@ -297,8 +297,9 @@ impl NodeMembers {
             if served.is_served(id) {
                 return Ok(());
             }
+            let now_us = self.store.lease_time_us(self.clock.now_us()).await?;
             let row = self.store.node_by_id(id).await?;
-            if !row.is_some_and(|row| row.is_leased(self.clock.now_us())) {
+            if !row.is_some_and(|row| row.is_leased(now_us)) {
                 // Whoever takes it over reads that.
                 return Ok(());
             }

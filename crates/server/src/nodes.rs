@@ -215,7 +215,7 @@ struct State {
     /// The servers of the service, with this one; none if it works alone.
     servers: HashSet<NodeId>,
     /// Whether other servers may join at any time.
-    is_shared: bool,
+    can_be_joined: bool,
 }
 
 /// The nodes of this server.
@@ -304,22 +304,18 @@ impl Nodes {
         self.state.read().servers.contains(id)
     }
 
-    /// Whether nodes may come from other servers, and go there.
-    pub(crate) fn are_shared(&self) -> bool {
-        !self.state.read().servers.is_empty()
-    }
-
-    /// Whether there may be other servers, whose sandboxes count for the limits of teams as well.
+    /// Whether this server is, was or may become one of several on its database. Then nodes may come from other servers and go
+    /// there, with what builds of any server use, and sandboxes of others count for the limits of teams as well.
     ///
-    /// One that others may join at any time always asks the database: it knows of them a moment after they know of it.
-    pub(crate) fn are_of_several(&self) -> bool {
+    /// A server that others may join at any time always is: it knows of them a moment after they know of it.
+    pub(crate) fn have_several_servers(&self) -> bool {
         let state = self.state.read();
-        state.is_shared || state.servers.len() > 1
+        state.can_be_joined || state.servers.len() > 1
     }
 
     /// Notes that other servers may join at any time.
-    pub(crate) fn share(&self) {
-        self.state.write().is_shared = true;
+    pub(crate) fn note_can_be_joined(&self) {
+        self.state.write().can_be_joined = true;
     }
 
     /// What the nodes that are served have left for a sandbox of any kind.

@@ -11,6 +11,7 @@ mod routes;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use link::{Address, Authority, ServerLink};
@@ -43,6 +44,9 @@ pub(crate) const BEAT: Duration = Duration::from_secs(1);
 const LOOKUPS: (usize, Duration) = (8, Duration::from_secs(1));
 /// Burst and refill interval of the questions of one peer that found no sandbox: an id is not a credential.
 const MISSES: (u32, Duration) = (120, Duration::from_millis(200));
+
+/// Difference between the clocks of this host and the database that is logged.
+const CLOCK_OFF: Duration = Duration::from_secs(2);
 
 /// Why a server cannot work on its database together with others.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +125,8 @@ pub(crate) struct OtherServers {
     routes: Mutex<Routes>,
     lookups: Semaphore,
     misses: PeerRates,
+    /// Whether the clock of this host differs from that of the database.
+    is_clock_off: AtomicBool,
 }
 
 impl OtherServers {
@@ -144,9 +150,8 @@ impl OtherServers {
         }
         let text = settings.address.as_ref().map(Address::to_string);
         // Before the others are looked at: of two that start at the same time, at least one sees the other.
-        rows.server_beat(&settings.name, text.as_deref(), None, clock.now_us())
-            .await?;
-        let now_us = clock.now_us();
+        let now_us = store.lease_time_us(clock.now_us()).await?;
+        rows.server_beat(&settings.name, text.as_deref(), None, now_us).await?;
         let listed = store.server_list().await?;
         let servers: HashSet<NodeId> = listed.iter().map(|server| server.id.clone()).collect();
         if servers.len() > 1 {
@@ -169,7 +174,7 @@ impl OtherServers {
             }
         }
         if settings.address.is_some() {
-            nodes.share();
+            nodes.note_can_be_joined();
         }
         Ok(settings.address.map(|address| {
             Arc::new(Self {
@@ -188,6 +193,7 @@ impl OtherServers {
                 routes: Mutex::default(),
                 lookups: Semaphore::new(LOOKUPS.0),
                 misses: PeerRates::new(MISSES.0, MISSES.1),
+                is_clock_off: AtomicBool::new(false),
             })
         }))
     }
@@ -322,6 +328,34 @@ impl OtherServers {
         Some(link)
     }
 
+    /// The time of the database, by which servers agree about leases. Everything else, such as when a sandbox ends, goes by the
+    /// clock of the server, so it is logged if that is far off.
+    async fn lease_time_us(&self) -> Result<i64, StoreError> {
+        let before_us = self.clock.now_us();
+        let time_us = self.rows.store().lease_time_us(before_us).await?;
+        let apart_us = apart_us(time_us, (before_us, self.clock.now_us()));
+        let is_off = apart_us > CLOCK_OFF.as_micros();
+        if self.is_clock_off.swap(is_off, Ordering::Relaxed) != is_off {
+            if is_off {
+                tracing::warn!(
+                    seconds = u64::try_from(apart_us / 1_000_000).unwrap_or(u64::MAX),
+                    "the clock of this host differs from that of the database: sandboxes end too early or too late, and tokens \
+                     too. Set it, as with NTP"
+                );
+            } else {
+                tracing::info!("the clock of this host is that of the database again");
+            }
+        }
+        Ok(time_us)
+    }
+
+    /// Whether this server is the one of those that are there which has the say about something of all.
+    pub(crate) fn is_home_of(&self, text: &str) -> bool {
+        let present = self.present.read();
+        let others = present.iter().map(|other| other.link.other());
+        home_among(others.chain([self.rows.node()]), text) == Some(self.rows.node())
+    }
+
     /// Says that this server is there, looks who else is and what teams use there, and returns who serves which node.
     ///
     /// # Errors
@@ -332,11 +366,12 @@ impl OtherServers {
             draining: self.nodes.draining(),
         };
         let room = said.to_json();
-        let (address, now_us) = (self.address.to_string(), self.clock.now_us());
+        let address = self.address.to_string();
+        let store: &Store = self.rows.store();
+        let now_us = self.lease_time_us().await?;
         self.rows
             .server_beat(&self.name, Some(&address), Some(&room), now_us)
             .await?;
-        let store: &Store = self.rows.store();
         let listed = store.server_list().await?;
         self.nodes
             .note_servers(listed.iter().map(|server| server.id.clone()).collect());
@@ -373,6 +408,18 @@ fn home_among<'a>(servers: impl Iterator<Item = &'a NodeId>, text: &str) -> Opti
         hash.update(text.as_bytes());
         <[u8; 32]>::from(hash.finalize())
     })
+}
+
+/// How far a time is from an interval, in microseconds.
+fn apart_us(time_us: i64, (from_us, to_us): (i64, i64)) -> u128 {
+    let apart = |a: i64, b: i64| u128::from(a.abs_diff(b));
+    if time_us < from_us {
+        apart(from_us, time_us)
+    } else if time_us > to_us {
+        apart(time_us, to_us)
+    } else {
+        0
+    }
 }
 
 /// Whether a server is there, as far as its lease says.

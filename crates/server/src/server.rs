@@ -135,7 +135,7 @@ impl Server {
             let events = served.handle.subscribe().await.map_err(StartError::Subscribe)?;
             background.admission.check_names().await.map_err(AdoptError::from)?;
             keeper.take_over(&served).await?;
-            keeper.end_orphans().await.map_err(AdoptError::from)?;
+            keeper.end_orphans(false).await.map_err(AdoptError::from)?;
             // Only now is it known which create requests succeeded.
             background.claims.settle_all().await.map_err(AdoptError::from)?;
             Ok::<_, StartError>(events)
@@ -205,10 +205,8 @@ impl Server {
         let sessions = NodeSessions::new(Arc::clone(&server.keeper), members, owner, others.clone());
         let prepared = async {
             sessions.expect_all().await?;
-            // Others may be creating sandboxes.
-            if others.is_none_or(|others| !others.is_several()) {
-                server.keeper.end_orphans().await?;
-            }
+            let are_others = others.is_some_and(|others| others.is_several());
+            server.keeper.end_orphans(are_others).await?;
             background.admission.check_names().await?;
             // What was interrupted is not announced, so its row says that it does not run, whatever its node has of it.
             background.claims.settle_all().await
@@ -327,7 +325,7 @@ impl Server {
             hooks,
         ));
         let injections = Arc::new(Injections::new(store.clone(), sealer.clone(), providers));
-        let signatures = Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing);
+        let signatures = Arc::new(Signatures::new(store.clone(), sealer.clone(), clock.clone(), signing));
         let claims = Arc::new(Claims::new(rows.clone(), clock.clone(), work.clone()));
         let builds = Arc::new(Builds::new(
             builds,
@@ -413,7 +411,7 @@ impl Server {
         let readers = Arc::new(Readers::new());
         let api = ApiState::new(Services {
             store: store.clone(),
-            authenticator,
+            authenticator: Arc::clone(&authenticator),
             clock,
             access: Arc::new(SandboxAccess {
                 domain,
@@ -421,7 +419,7 @@ impl Server {
             }),
             tokens,
             injections,
-            signatures: Arc::new(signatures),
+            signatures: Arc::clone(&signatures),
             sandboxes: Arc::clone(&sandboxes),
             registry: Arc::clone(&registry),
             secrets,
@@ -449,6 +447,8 @@ impl Server {
             registry: Arc::clone(&registry),
             metrics: Arc::clone(&metrics),
             dashboard: Arc::clone(&dashboard),
+            authenticator,
+            signatures,
             connections: Arc::clone(&connections),
             tls: tls.clone(),
         };

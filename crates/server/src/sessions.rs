@@ -111,6 +111,7 @@ impl NodeSessions {
                 self.held.lock().remove(&id);
             }
         }
+        self.look_for_forgotten(others).await?;
         for node in nodes {
             let is_at_another = is_of_another(node.lease.as_ref(), others.owner());
             if hub.has_session(&node.id) {
@@ -130,6 +131,18 @@ impl NodeSessions {
             } else if !self.held.lock().contains_key(&node.id) {
                 self.hold(&node.id).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Has what is left of forgotten nodes be removed, if the server that was to do that is gone. One server of those that are
+    /// there does it.
+    async fn look_for_forgotten(&self, others: &OtherServers) -> Result<(), StoreError> {
+        let store = self.members.store();
+        let now_us = store.lease_time_us(self.keeper.clock.now_us()).await?;
+        let left = store.forgotten_node_list(now_us).await?;
+        if left.iter().any(|id| others.is_home_of(id.as_str())) {
+            self.members.note_ended();
         }
         Ok(())
     }
@@ -315,11 +328,12 @@ impl NodeSessions {
 
     async fn settle(&self, id: &NodeId, name: &str) -> Result<(), LeaseError> {
         let store = self.members.store();
+        let now_us = store.lease_time_us(self.keeper.clock.now_us()).await?;
         let Some(row) = store.node_by_id(id).await? else {
             self.keeper.nodes.forget(id);
             return Ok(());
         };
-        if is_of_another(row.lease.as_ref(), &self.owner) && row.is_leased(self.keeper.clock.now_us()) {
+        if is_of_another(row.lease.as_ref(), &self.owner) && row.is_leased(now_us) {
             // That server lets go of it, and does this.
             return Ok(());
         }

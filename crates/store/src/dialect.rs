@@ -47,6 +47,15 @@ impl Engine {
         }
     }
 
+    /// The statement that reads the time of the database, in microseconds since the Unix epoch, as column `value`. SQLite runs in
+    /// the process of its caller and has no time of its own.
+    pub(crate) fn time(self) -> Option<&'static str> {
+        match self {
+            Self::Sqlite => None,
+            Self::Postgres => Some("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT) AS value"),
+        }
+    }
+
     /// The statement that keeps other migrations out until the transaction ends, with its argument. SQLite's write
     /// transaction does that by itself.
     pub(crate) fn migration_lock(self) -> Option<(&'static str, i64)> {

@@ -229,6 +229,19 @@ impl Store {
         Ok(changed > 0)
     }
 
+    /// The nodes that were forgotten and still have rows which no server has the lease of, at `now_us` of the time of leases.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn forgotten_node_list(&self, now_us: i64) -> Result<Vec<NodeId>, StoreError> {
+        let query = sqlx::query(
+            "SELECT j.id AS value FROM joined_nodes j JOIN nodes n ON n.id = j.id \
+             WHERE j.forgotten_us IS NOT NULL AND (n.lease_owner IS NULL OR n.lease_until_us <= $1) ORDER BY j.id",
+        )
+        .bind(now_us);
+        self.db.read_all("list what is left of forgotten nodes", query).await
+    }
+
     /// Has a node get no new sandboxes from now on, and returns since when that is: a node that drains already goes on as it did.
     /// None when there is no such node, or it was forgotten.
     ///

@@ -21,6 +21,10 @@ use crate::error::{StoreError, classify};
 use crate::row::{Columns, FromColumns, storable};
 use crate::statement::InTransaction as _;
 
+/// How often a lease is asked for again because of a conflict with another request for it. One is enough unless the database has
+/// the lease key of the node in the row of another.
+const CONFLICTS_MAX: u32 = 5;
+
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRow {
@@ -54,7 +58,7 @@ pub struct LeaseRequest {
     pub name: String,
     /// The requested lease.
     pub lease: Lease,
-    /// The current time, in microseconds since the Unix epoch.
+    /// The current time, in microseconds since the Unix epoch: see [`Store::lease_time_us`].
     pub now_us: i64,
     /// Leases until this time or earlier count as expired, in microseconds since the Unix epoch.
     pub expired_us: i64,
@@ -212,6 +216,23 @@ impl Store {
         Ok(self.of_node(node, row.map_or(0, |row| row.epoch)))
     }
 
+    /// The time by which leases are written and compared, in microseconds since the Unix epoch. On PostgreSQL it is that of the
+    /// database, so that servers whose clocks differ agree on which leases have expired. A file of SQLite belongs to one process,
+    /// whose own time `own_us` is.
+    ///
+    /// Ask before reading or writing leases: until a caller that was stopped in between goes on, its time is too early, with
+    /// which a lease that it writes ends sooner and one that it reads counts for longer.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn lease_time_us(&self, own_us: i64) -> Result<i64, StoreError> {
+        let Some(statement) = self.db.engine.time() else {
+            return Ok(own_us);
+        };
+        let time: u64 = self.db.read_number("read the time", sqlx::query(statement)).await?;
+        Ok(i64::try_from(time).unwrap_or(i64::MAX))
+    }
+
     /// Acquires the lease of a node unless another owner has it. Rows without a node, written by a version that did not
     /// know nodes, become this node's in the same transaction.
     ///
@@ -220,6 +241,7 @@ impl Store {
     pub async fn node_lease_acquire(&self, request: &LeaseRequest) -> Result<LeaseOutcome, StoreError> {
         const WHAT: &str = "acquire the lease of a node";
         storable("host name", &request.name)?;
+        let mut conflicts = 0;
         loop {
             let mut tx = self.db.begin(WHAT).await?;
             let inserted = sqlx::query(
@@ -245,7 +267,10 @@ impl Store {
             let rows = match inserted.map_err(|error| classify(&error, "node", WHAT)) {
                 // Another one has inserted the node just now. PostgreSQL may see its lease key before its id, on which there is
                 // no conflict for it then. The next time it sees both.
-                Err(StoreError::Conflict { .. }) => continue,
+                Err(StoreError::Conflict { .. }) if conflicts < CONFLICTS_MAX => {
+                    conflicts += 1;
+                    continue;
+                }
                 rows => rows?,
             };
             if let Some(row) = rows.first() {

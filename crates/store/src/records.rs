@@ -89,13 +89,17 @@ impl Store {
     }
 
     /// Begins the retention of the logs of sandboxes that no longer have a row: they ended without a record of it.
+    /// Those whose logs have an entry after `quiet_us` are left out: one that is being created has a log, and no row yet.
     /// Returns how many.
-    pub async fn records_end_orphans(&self, at_us: i64) -> Result<u64, StoreError> {
+    pub async fn records_end_orphans(&self, at_us: i64, quiet_us: i64) -> Result<u64, StoreError> {
         let query = sqlx::query(
             "UPDATE sandbox_records SET ended_us = $1 WHERE ended_us IS NULL \
-             AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sandbox_records.sandbox_id)",
+             AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.id = sandbox_records.sandbox_id) \
+             AND NOT EXISTS (SELECT 1 FROM sandbox_logs l WHERE l.team_id = sandbox_records.team_id \
+             AND l.sandbox_id = sandbox_records.sandbox_id AND l.at_us > $2)",
         )
-        .bind(at_us);
+        .bind(at_us)
+        .bind(quiet_us);
         self.db.write("record", "record the ends of sandboxes", query).await
     }
 }

@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use model::id::{BuildId, TeamId};
+use model::id::{BuildId, NodeId, TeamId};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -51,6 +51,15 @@ impl FromColumns for u32 {
 
 /// The id of a build, as column `value`.
 impl FromColumns for BuildId {
+    const TABLE: &'static str = VALUES;
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        columns.id("value")
+    }
+}
+
+/// The id of a node, as column `value`.
+impl FromColumns for NodeId {
     const TABLE: &'static str = VALUES;
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {

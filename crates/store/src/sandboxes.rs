@@ -186,15 +186,8 @@ impl NodeRows {
         end_us: i64,
         agent_version: &str,
     ) -> Result<SandboxRow, StoreError> {
-        storable("agent version", agent_version)?;
         let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
-        let row = SandboxRow {
-            state: State::Running,
-            started_us,
-            end_us,
-            agent_version: agent_version.to_owned(),
-            ..self.sandbox_unstored(new)
-        };
+        let row = self.running(new, started_us, end_us, agent_version)?;
         self.insert(row, injections.as_ref(), environment.as_ref()).await
     }
 
@@ -213,15 +206,8 @@ impl NodeRows {
         agent_version: &str,
         most: TeamMost,
     ) -> Result<Result<SandboxRow, TeamUse>, StoreError> {
-        storable("agent version", agent_version)?;
         let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
-        let row = SandboxRow {
-            state: State::Running,
-            started_us,
-            end_us,
-            agent_version: agent_version.to_owned(),
-            ..self.sandbox_unstored(new)
-        };
+        let row = self.running(new, started_us, end_us, agent_version)?;
         const WHAT: &str = "insert a sandbox";
         let insert = self.insert_query(&row, injections.as_ref(), environment.as_ref())?;
         let failed = |error: sqlx::Error| classify(&error, "sandbox", WHAT);
@@ -251,6 +237,24 @@ impl NodeRows {
         tx.commit().await.map_err(failed)?;
         self.expect_lease(stored, WHAT)?;
         Ok(Ok(row))
+    }
+
+    /// The row of a new sandbox that runs already.
+    fn running(
+        &self,
+        new: NewSandbox,
+        started_us: i64,
+        end_us: i64,
+        agent_version: &str,
+    ) -> Result<SandboxRow, StoreError> {
+        storable("agent version", agent_version)?;
+        Ok(SandboxRow {
+            state: State::Running,
+            started_us,
+            end_us,
+            agent_version: agent_version.to_owned(),
+            ..self.sandbox_unstored(new)
+        })
     }
 
     async fn insert(

@@ -148,10 +148,11 @@ impl Store {
         mut reseal: impl FnMut(&SealedColumn, &str, &str) -> Result<Resealed, E> + Send,
     ) -> Result<u64, ResealError<E>> {
         const WHAT: &str = "replace sealed texts";
+        let lease_time_us = self.lease_time_us(now_us).await?;
         let mut tx = self.db.begin(WHAT).await?;
         let failed = |error: sqlx::Error| ResealError::Store(classify(&error, "secret", WHAT));
         let leased = sqlx::query("SELECT name FROM nodes WHERE lease_owner IS NOT NULL AND lease_until_us > $1")
-            .bind(now_us)
+            .bind(lease_time_us)
             .all_in(&mut tx)
             .await
             .map_err(failed)?;

@@ -9,9 +9,10 @@ use model::lifecycle::{Kept, State};
 
 use crate::Store;
 use crate::dialect::Engine;
-use crate::error::StoreError;
+use crate::error::{StoreError, classify};
 use crate::nodes::{Lease, NodeRows};
 use crate::row::{Columns, FromColumns, storable};
+use crate::statement::InTransaction as _;
 
 /// A server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,6 +87,15 @@ fn lease(columns: &Columns<'_>) -> Result<Option<Lease>, StoreError> {
     let owner: Option<OwnerId> = columns.id_opt("lease_owner")?;
     let until_us = columns.int_opt("lease_until_us")?.unwrap_or(0);
     Ok(owner.map(|owner| Lease { owner, until_us }))
+}
+
+/// A server that is gone: its id, and its name as column `value`.
+impl FromColumns for (NodeId, String) {
+    const TABLE: &'static str = "servers";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok((columns.id("id")?, columns.text("value")?))
+    }
 }
 
 impl FromColumns for ServerRow {
@@ -178,6 +188,60 @@ impl NodeRows {
         .bind(now_us);
         let stored = self.store().db.write("server", WHAT, query).await?;
         self.expect_lease(stored, WHAT)
+    }
+
+    /// Forgets the servers that were not there since `gone_us`, for the server with this lease, and returns their names. What
+    /// their builds have made is that server's from now on, also builds that wait for their clients; what they have kept of
+    /// uploads and of steps is forgotten. Nodes that they have served are away until they connect.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn servers_remove(&self, gone_us: i64) -> Result<Vec<String>, StoreError> {
+        const WHAT: &str = "forget servers that are gone";
+        const GONE: &str = "SELECT s.id, s.name AS value FROM servers s WHERE s.seen_us < $1 AND s.id <> $2 \
+             AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.id = s.id AND n.lease_until_us >= $1) ORDER BY s.id";
+        let db = &self.store().db;
+        let gone = || sqlx::query(GONE).bind(gone_us).bind(self.node.as_str().to_owned());
+        let found: Vec<(NodeId, String)> = db.read_all(WHAT, gone()).await?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let failed = |error: sqlx::Error| classify(&error, "server", WHAT);
+        let mut tx = db.begin(WHAT).await?;
+        let own = sqlx::query("SELECT id FROM nodes WHERE lease_key = $1").bind(self.lease_key.clone());
+        if own.optional_in(&mut tx).await.map_err(failed)?.is_none() {
+            return Err(StoreError::LeaseLost { what: WHAT });
+        }
+        let mut names = Vec::new();
+        for (id, name) in found {
+            // The row first: a server that comes back meanwhile writes it, and one of two that forget it is the first.
+            let removed = sqlx::query(
+                "DELETE FROM servers WHERE id = $1 AND seen_us < $2 \
+                 AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.id = $1 AND n.lease_until_us >= $2)",
+            );
+            let removed = removed.bind(id.as_str().to_owned()).bind(gone_us);
+            if removed.execute_in(&mut tx).await.map_err(failed)?.rows_affected() == 0 {
+                continue;
+            }
+            for sql in [
+                "UPDATE builds SET node_id = $2 WHERE node_id = $1",
+                "DELETE FROM layer_cache WHERE node_id = $1 AND node_id <> $2",
+                "DELETE FROM template_files WHERE node_id = $1 AND node_id <> $2",
+            ] {
+                let query = sqlx::query(sql).bind(id.as_str().to_owned());
+                let query = query.bind(self.node.as_str().to_owned());
+                query.execute_in(&mut tx).await.map_err(failed)?;
+            }
+            let lease = sqlx::query(
+                "DELETE FROM nodes WHERE id = $1 AND lease_until_us < $2 \
+                 AND NOT EXISTS (SELECT 1 FROM sandboxes WHERE sandboxes.node_id = nodes.id)",
+            );
+            let lease = lease.bind(id.as_str().to_owned()).bind(gone_us);
+            lease.execute_in(&mut tx).await.map_err(failed)?;
+            names.push(name);
+        }
+        tx.commit().await.map_err(failed)?;
+        Ok(names)
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) struct Caller {
 }
 
 /// The credential of a request.
-fn credential(headers: &HeaderMap) -> Result<Credential, ApiError> {
+pub(crate) fn credential(headers: &HeaderMap) -> Result<Credential, ApiError> {
     if let Some(key) = headers.get(API_KEY) {
         return Ok(Credential::ApiKey(key.to_str().unwrap_or_default().trim().into()));
     }

@@ -150,20 +150,20 @@ impl Builds {
         let known: HashSet<&LayerId> = stored.iter().map(|layer| &layer.id).collect();
         let mut used = self.pinned();
         // Nodes go from one server to another, with what they have.
-        let are_shared = self.nodes.are_shared();
-        if are_shared {
+        let are_several = self.nodes.have_several_servers();
+        if are_several {
             let of_all = self.rows.store().layer_cache_layers_of_all().await?;
             used.extend(of_all.iter().filter_map(|layer| layer.parse::<LayerId>().ok()));
         }
         for layer in self.rows.layer_cache_layers().await? {
             if let Ok(layer) = layer.parse::<LayerId>() {
-                if !known.contains(&layer) && !are_shared {
+                if !known.contains(&layer) && !are_several {
                     self.rows.layer_cache_forget(&layer).await?;
                 }
                 used.insert(layer);
             }
         }
-        let references = if are_shared {
+        let references = if are_several {
             self.rows.store().layer_references_of_all(ago(DELETED_FOR_S)).await?
         } else {
             self.rows.layer_references(ago(DELETED_FOR_S)).await?
@@ -244,7 +244,7 @@ impl Builds {
 
     /// The specs of the finished builds of each team, of all servers of the service.
     pub(super) async fn references_by_team(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
-        if self.nodes.are_shared() {
+        if self.nodes.have_several_servers() {
             self.rows.store().layer_references_by_team_of_all().await
         } else {
             self.rows.layer_references_by_team().await

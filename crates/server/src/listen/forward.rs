@@ -17,19 +17,21 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::response::IntoResponse as _;
 use bytes::Bytes;
+use formats::percent::{self, Plus};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use link::ServerLink;
-use model::id::SandboxId;
+use model::id::{SandboxId, TeamId};
 use proxy::ingress::answer::Answer;
 use proxy::ingress::route::Target;
 use proxy::ingress::{ClientBody, refusal};
+use tokio::sync::OwnedSemaphorePermit;
 
 use self::paths::{creates, sandbox_in, template_worked_on};
 use super::Gateway;
 use super::forwarding::to_others::{API, API_CHOSEN, Chosen};
 use super::forwarding::{ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE};
-use crate::api::{ApiError, Unplaced, read_limited};
+use crate::api::{ApiError, Unplaced, credential, find_own_template, read_limited};
 use crate::authentication::{Owner, SessionOwner};
 use crate::ids::new_sandbox_id;
 use crate::others::Location;
@@ -38,6 +40,9 @@ use crate::peers::ClientPeer;
 /// Longest body of a create request that may be sent to several servers, in bytes. It is held here before it is known who sends
 /// it. What is longer, or of unknown length, is for the nodes of this server.
 const CREATE_MAX_BYTES: usize = 64 << 10;
+/// How many bodies of create requests are held at the same time whose clients are not known before they are read, as they sign
+/// them.
+pub(super) const UNKNOWN_BODIES: usize = 64;
 /// How many servers are asked to create a sandbox at most, besides this one.
 const ASKED: usize = 3;
 
@@ -110,10 +115,16 @@ impl Gateway {
         // A server that is being stopped waits for what it has forwarded as for what it answers itself.
         let _answering = self.requests.token();
         if creates(request.method(), request.uri().path()) && forwarding.others.is_several() && is_short(&request) {
+            let Some(_turn) = self.may_hold_body(&request).await else {
+                // It is refused here, and what it sends is not read.
+                return Err(request);
+            };
             return Ok(Box::pin(self.create_anywhere(forwarding, request, client)).await);
         }
         if let Some(template) = template_worked_on(request.method(), request.uri().path())
-            && let Some(link) = forwarding.others.home_of(template)
+            && forwarding.others.is_several()
+            && let id = self.id_of_template(template, &request).await
+            && let Some(link) = forwarding.others.home_of(&id)
         {
             return Ok(Box::pin(self.build_at_home(forwarding, request, client, &link)).await);
         }
@@ -148,6 +159,38 @@ impl Gateway {
         let status = response.status().as_u16();
         tracing::info!(server.id = %link.other(), %method, path, status, "forwarded");
         Ok(response)
+    }
+
+    /// Whether the body of a create request may be held before the request is answered: its client is known, or few others do that
+    /// sign theirs, whose signature is that of the body.
+    async fn may_hold_body(&self, request: &Request<ClientBody>) -> Option<Option<OwnedSemaphorePermit>> {
+        if self.known_team(request).await.is_some() {
+            return Some(None);
+        }
+        self.services.signatures.token(request.headers())?.ok()?;
+        let turn = Arc::clone(&self.unknown_bodies).try_acquire_owned();
+        turn.ok().map(Some)
+    }
+
+    /// The team that a request has the credential of; none without a valid one, and where that is not known.
+    async fn known_team(&self, request: &Request<ClientBody>) -> Option<TeamId> {
+        if let Some(SessionOwner(owner)) = request.extensions().get() {
+            return Some(owner.team.clone());
+        }
+        let credential = credential(request.headers()).ok()?;
+        let owner = self.services.authenticator.owner(&credential).await.ok()?;
+        Some(owner.team)
+    }
+
+    /// The id of the template that a path names, by which its server is found: a template has many names and one id. What is no
+    /// name of a template of the client's team stays as it is, such as the id in an address for an upload, which needs no key.
+    async fn id_of_template(&self, text: &str, request: &Request<ClientBody>) -> String {
+        let Some(team) = self.known_team(request).await else {
+            return text.to_owned();
+        };
+        let name = percent::decode(text, Plus::Plus).unwrap_or_else(|_| text.to_owned());
+        let found = find_own_template(&name, &team, &self.services.store).await;
+        found.map_or(name, |row| row.id.to_string())
     }
 
     /// Whether a sandbox is gone that was forwarded to without success: no server has it.

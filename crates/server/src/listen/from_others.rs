@@ -4,11 +4,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Request;
+use ::http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::TokioIo;
 use link::{Answers, ServedFuture, Taken};
 use model::id::{NodeId, SandboxId};
 use protocol::node::SandboxStream;
@@ -16,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::forwarding::to_others::{ANY, SANDBOXES};
-use super::{End, Gateway, HEAD_BYTES, OnTracker, PING, SEND_BYTES, STREAMS, WINDOW_BYTES};
+use super::{End, Gateway, HEAD_BYTES, http};
 
 /// Longest time for the head of a forwarded request, and between two of them on a stream. The other server keeps one for less.
 const HEAD_BOUND: Duration = Duration::from_secs(10);
@@ -50,24 +49,9 @@ impl FromOthers {
             let gateway = Arc::clone(&gateway);
             async move { Ok::<_, Infallible>(Box::pin(gateway.answer_forwarded(request)).await) }
         });
-        let mut builder = auto::Builder::new(OnTracker(self.tasks.clone()));
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_BOUND)
-            .preserve_header_case(true)
-            // With the head, which the other server has added.
-            .max_buf_size(2 * HEAD_BYTES.0);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .keep_alive_interval(PING.0)
-            .keep_alive_timeout(PING.1)
-            .initial_stream_window_size(WINDOW_BYTES.0)
-            .initial_connection_window_size(WINDOW_BYTES.1)
-            .max_send_buf_size(SEND_BYTES)
-            .max_header_list_size(2 * HEAD_BYTES.1)
-            .max_concurrent_streams(STREAMS);
+        // With the head, which the other server has added.
+        let head_bytes = (2 * HEAD_BYTES.0, 2 * HEAD_BYTES.1);
+        let builder = http(self.tasks.clone(), Some(HEAD_BOUND), head_bytes);
         let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let mut draining = false;
         loop {

@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::{Holdings, Nodes, ServedNode};
 use crate::admission::AdmissionControl;
 use crate::admission::quota::{Reservation, ResourceUse};
-use crate::clock::Clock;
+use crate::clock::{Clock, SECOND_US};
 use crate::keys::TokenSeed;
 use crate::metrics::Metrics;
 use crate::node::NodeHandle;
@@ -37,6 +37,9 @@ use crate::settings::PoolSettings;
 
 /// How long what a session has begun may take to end. Its calls fail at once, so this is for the database.
 const LEAVE_BOUND: Duration = Duration::from_secs(10);
+
+/// How long a sandbox may have records before it has a row, in microseconds.
+const CREATED_WITHIN_US: i64 = 600 * SECOND_US;
 
 /// Takes nodes over for a server.
 #[derive(Debug)]
@@ -191,13 +194,19 @@ impl NodeKeeper {
         }
     }
 
-    /// Records the end of sandboxes that ended without a record of it. Only while no sandbox is being created: one that is has
-    /// records, and no row yet.
+    /// Records the end of sandboxes that ended without a record of it. One that is being created has records, and no row yet: so,
+    /// if others may be creating sandboxes, those with recent records are left to the next start.
     ///
     /// # Errors
     /// When the database fails.
-    pub(crate) async fn end_orphans(&self) -> Result<(), StoreError> {
-        self.store.records_end_orphans(self.clock.now_us()).await?;
+    pub(crate) async fn end_orphans(&self, are_others: bool) -> Result<(), StoreError> {
+        let now_us = self.clock.now_us();
+        let quiet_us = if are_others {
+            now_us - CREATED_WITHIN_US
+        } else {
+            i64::MAX
+        };
+        self.store.records_end_orphans(now_us, quiet_us).await?;
         Ok(())
     }
 

@@ -393,7 +393,7 @@ impl Sandboxes {
         version: &str,
     ) -> Result<SandboxRow, CreateError> {
         let rows = &node.rows;
-        if self.nodes.are_of_several() {
+        if self.nodes.have_several_servers() {
             let quota = node.admission.quota_of(&new.team_id).await?;
             if let Some(most) = quota.most() {
                 let share = ResourceUse::one_sandbox(new.cpu_count, new.memory_mb);

@@ -250,6 +250,7 @@ impl Claims {
     async fn is_worked_on_elsewhere(&self, row: &IdempotencyRow, now_us: i64) -> Result<bool, StoreError> {
         match &row.node_id {
             Some(node) if node != self.rows.node() => {
+                let now_us = self.rows.store().lease_time_us(now_us).await?;
                 let node = self.rows.store().node_by_id(node).await?;
                 Ok(node.is_some_and(|node| node.is_leased(now_us)))
             }

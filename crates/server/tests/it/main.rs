@@ -40,12 +40,20 @@ mod pause;
 mod pause_limits;
 mod platform;
 mod pool;
+#[expect(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "it is that of the tests of the store, which stop it in between"
+)]
+#[path = "../../../store/tests/it/postgres.rs"]
+mod postgres;
 mod ready_made;
 mod repositories;
 mod restores;
 mod sandbox_metrics;
 mod secrets;
 mod servers;
+mod servers_apart;
 mod several;
 mod signed;
 mod single;

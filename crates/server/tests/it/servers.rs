@@ -24,23 +24,27 @@ use crate::several::{Connected, Several, authority, has};
 pub(crate) struct Two {
     pub(crate) servers: [Several; 2],
     pub(crate) nodes: [Arc<FakeNode>; 2],
-    connected: [Connected; 2],
+    pub(crate) connected: [Connected; 2],
 }
 
 fn as_they_are(_: &mut ServerSettings) {}
 
 /// A directory with a database, and another one for a second server.
 async fn two_with(adjust: fn(&mut ServerSettings)) -> Two {
-    let (directory, second) = (
-        TempDir::new().expect("a directory"),
-        TempDir::new().expect("a directory"),
-    );
+    let directory = TempDir::new().expect("a directory");
     let store = open(directory.path()).await;
+    two_on([store.clone(), store], directory, [adjust, adjust]).await
+}
+
+/// Two servers, each with its own connections to a database, and its own settings.
+pub(crate) async fn two_on(stores: [Store; 2], directory: TempDir, adjust: [fn(&mut ServerSettings); 2]) -> Two {
+    let second = TempDir::new().expect("a directory");
+    let [store, of_second] = stores;
     seed(&store).await;
     let authority = authority();
-    let one = Several::one_of(directory, store.clone(), 1, Arc::clone(&authority), Some(adjust)).await;
+    let one = Several::one_of(directory, store, 1, Arc::clone(&authority), Some(adjust[0])).await;
     let one = one.expect("a server");
-    let two = Several::one_of(second, store, 2, authority, Some(adjust)).await;
+    let two = Several::one_of(second, of_second, 2, authority, Some(adjust[1])).await;
     let two = two.expect("a server");
     let nodes = [FakeNode::new(), FakeNode::new()];
     for node in &nodes {
@@ -534,6 +538,8 @@ async fn a_server_that_is_gone_is_no_hang() {
         (refused.status.as_u16(), &refused.json["error_code"]),
         (503, &"node_away".into())
     );
+    // What is told in place of another server has an id, too.
+    assert_eq!(refused.header("x-request-id").len(), 32, "{refused:?}");
     assert_eq!(traffic(&one, &ids[1], "/", &[]).await.status, 503);
     // All else goes on.
     one.created().await;

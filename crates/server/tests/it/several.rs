@@ -87,6 +87,7 @@ impl Several {
         let mut settings = settings(&TestClock::new());
         // What nodes have said becomes old, so time goes on.
         settings.clock = Clock::system();
+        settings.builds.directory = Some(directory.path().join("builds"));
         // Of nodes that are alike, the same one always comes first.
         settings.chance = Chance::new(|_| 0);
         let hub = Arc::new(Hub::default());

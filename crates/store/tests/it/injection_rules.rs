@@ -214,7 +214,9 @@ pub(crate) async fn sealed_texts_are_replaced_all_or_none(db: Database) {
 pub(crate) async fn sealed_texts_stay_while_a_server_has_a_lease(db: Database) {
     let store = db.open().await;
     sealed_rows(&store).await;
-    let request = lease_request(1, 1, 100);
+    let mut request = lease_request(1, 1, 100);
+    let expired = request.lease.clone();
+    request.lease.until_us = store.lease_time_us(100).await.unwrap() + 60_000_000;
     let _ = store.node_lease_acquire(&request).await.unwrap();
     let reseal = |now_us| {
         let store = store.clone();
@@ -229,7 +231,8 @@ pub(crate) async fn sealed_texts_stay_while_a_server_has_a_lease(db: Database) {
         matches!(&refused, Err(ResealError::InUse { name }) if name == "host 1"),
         "{refused:?}"
     );
-    assert_eq!(reseal(request.lease.until_us).await.unwrap(), 6);
+    assert!(store.node_lease_renew(&request.node, &expired).await.unwrap());
+    assert_eq!(reseal(expired.until_us).await.unwrap(), 6);
     store.close().await;
 }
 

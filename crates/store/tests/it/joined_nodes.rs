@@ -6,6 +6,7 @@ use store::sandboxes::Pause;
 use tokio::task::JoinSet;
 
 use crate::database::Database;
+use crate::nodes::lease_request;
 use crate::samples::{node_id, sandbox, sandbox_id, team};
 use crate::servers::{join, taken};
 
@@ -45,6 +46,13 @@ pub(crate) async fn a_token_makes_one_node_once(db: Database) {
     let forgotten = store.joined_node(&node_id(1)).await.unwrap().unwrap();
     assert_eq!(forgotten.forgotten_us, Some(170));
     assert_eq!(store.joined_node(&node_id(2)).await.unwrap(), Some(second));
+    // What is left of it is listed until a server has removed it, unless one has its lease.
+    assert_eq!(store.forgotten_node_list(i64::MAX).await.unwrap(), []);
+    taken(&store, 1, 1).await;
+    taken(&store, 2, 1).await;
+    let until_us = lease_request(1, 1, 100).lease.until_us;
+    assert_eq!(store.forgotten_node_list(until_us - 1).await.unwrap(), []);
+    assert_eq!(store.forgotten_node_list(until_us).await.unwrap(), [node_id(1)]);
     assert_eq!(join("b", 3, 173).await, TokenOutcome::Used);
     // Old tokens are removed with the next one.
     store

@@ -105,6 +105,8 @@ const CASES: &[(&str, Case)] = cases![
     joined_nodes::one_of_many_that_use_a_token_joins,
     joined_nodes::a_drain_lasts_until_it_is_ended,
     servers::a_sandbox_leads_to_the_server_of_its_node,
+    servers::the_time_of_leases_is_that_of_the_database,
+    servers::servers_that_are_gone_are_forgotten,
     servers::a_stopped_server_says_nothing,
     servers::a_lease_that_was_acquired_meanwhile_is_not_taken,
     servers::a_server_that_is_stopped_in_a_transaction_holds_up_no_other,

@@ -151,7 +151,7 @@ pub(crate) async fn rows_can_only_be_changed_by_their_node(db: Database) {
     assert_eq!(second.sandbox_extend_end(id, i64::MAX).await.unwrap(), Change::Missing);
     assert_eq!(second.sandbox_delete(id).await.unwrap(), None);
     assert_eq!(second.sandbox_delete(&creating.id).await.unwrap(), None);
-    store.records_end_orphans(1).await.unwrap();
+    store.records_end_orphans(1, i64::MAX).await.unwrap();
     // A node is removed only by the owner of its lease, and only when it has no rows.
     assert!(!store.node_delete(&node_id(2), &lease(2, 0).owner).await.unwrap());
     second.sandbox_delete(&theirs.id).await.unwrap().unwrap();

@@ -5,6 +5,7 @@ use std::task::Poll;
 
 use model::lifecycle::{Kept, State};
 use store::Store;
+use store::builds::{BuildStatus, FileRow};
 use store::error::StoreError;
 use store::nodes::{LeaseOutcome, NodeRows};
 use store::sandboxes::{Pause, TeamMost};
@@ -12,7 +13,9 @@ use tokio::task::JoinSet;
 
 use crate::database::Database;
 use crate::nodes::lease_request;
-use crate::samples::{FIRST_EPOCH, node_id, sandbox, sandbox_id, team, team_id, uuid};
+use crate::samples::{
+    FIRST_EPOCH, build, build_id, node_id, sandbox, sandbox_id, team, team_id, template, template_id, uuid,
+};
 
 /// The rows of a node of which a server takes the lease, from whoever has it.
 pub(crate) async fn taken(store: &Store, node: u32, server: u32) -> NodeRows {
@@ -117,6 +120,78 @@ pub(crate) async fn a_sandbox_leads_to_the_server_of_its_node(db: Database) {
     assert!(nodes.iter().all(|node| node.lease.is_none()));
     assert!(store.joined_node_forget(&node_id(8), 3).await.unwrap());
     assert_eq!(store.served_node_list().await.unwrap().len(), 1);
+}
+
+/// On PostgreSQL servers agree about the time, whatever their clocks say. A file has one, of its process.
+pub(crate) async fn the_time_of_leases_is_that_of_the_database(db: Database) {
+    let store = db.open().await;
+    let time_us = store.lease_time_us(5).await.unwrap();
+    if db.file.is_some() {
+        assert_eq!(time_us, 5);
+        return;
+    }
+    let own = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
+    let own_us = i64::try_from(own.as_micros()).unwrap();
+    assert!(time_us.abs_diff(own_us) < 60_000_000, "{time_us}");
+    store.close().await;
+}
+
+pub(crate) async fn servers_that_are_gone_are_forgotten(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let [one, other] = [1, 2].map(|server| store.of_node(node_id(server), FIRST_EPOCH));
+    one.server_beat("one", None, None, 10).await.unwrap();
+    other.server_beat("two", None, None, 20).await.unwrap();
+    for (rows, text) in [(&one, "a"), (&other, "b")] {
+        let file = FileRow {
+            team_id: team_id(1),
+            hash: text.repeat(64),
+            bytes: 1,
+        };
+        rows.template_file_put(&file, 1).await.unwrap();
+    }
+    store
+        .template_insert(&template(1, Some(&team_id(1)), &["a"]))
+        .await
+        .unwrap();
+    let mut built = build(1, 1, BuildStatus::Ready, 1);
+    built.node_id = Some(node_id(1));
+    store.build_insert(&built).await.unwrap();
+
+    // Neither one that has said something since, nor one whose lease has not ended for as long, nor the one that asks.
+    assert_eq!(other.servers_remove(10).await.unwrap(), [""; 0]);
+    let mut lease = lease_request(1, 1, 0).lease;
+    lease.until_us = 15;
+    assert!(store.node_lease_renew(&node_id(1), &lease).await.unwrap());
+    assert_eq!(other.servers_remove(15).await.unwrap(), [""; 0]);
+    assert_eq!(one.servers_remove(16).await.unwrap(), [""; 0]);
+    let late = store.of_node(node_id(2), FIRST_EPOCH + 1);
+    let late = late.servers_remove(16).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
+
+    assert_eq!(other.servers_remove(16).await.unwrap(), ["one"]);
+    assert_eq!(other.servers_remove(16).await.unwrap(), [""; 0]);
+    let listed = store.server_list().await.unwrap();
+    assert_eq!(
+        listed.iter().map(|server| server.id.clone()).collect::<Vec<_>>(),
+        [node_id(2)]
+    );
+    assert_eq!(store.node_by_id(&node_id(1)).await.unwrap(), None);
+    // What it has built can be used, and is another server's.
+    let row = store.build_by_id(&template_id(1), &build_id(1)).await.unwrap().unwrap();
+    assert_eq!(row.node_id, Some(node_id(2)));
+    assert_eq!(one.template_file_total(&team_id(1)).await.unwrap(), 0);
+    assert_eq!(other.template_file_total(&team_id(1)).await.unwrap(), 1);
+    // It may come back, as another one.
+    taken(&store, 1, 1)
+        .await
+        .server_beat("one", None, None, 30)
+        .await
+        .unwrap();
+    assert_eq!(store.server_list().await.unwrap().len(), 2);
+    store.close().await;
 }
 
 pub(crate) async fn a_stopped_server_says_nothing(db: Database) {

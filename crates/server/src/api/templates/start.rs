@@ -343,7 +343,7 @@ async fn source_of(state: &ApiState, caller: &Caller, sources: Sources) -> Resul
     if build
         .node_id
         .as_ref()
-        .is_some_and(|node| node != state.builds.rows.node())
+        .is_some_and(|node| !state.builds.is_of_service(node))
     {
         return Ok(Err(format!(
             "template {name:?} was built on another node of this platform"

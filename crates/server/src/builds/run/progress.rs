@@ -256,7 +256,7 @@ impl<'a> Progressing<'a> {
         }
         self.log(BASE, from);
         let Some(file) = self.context.file(hash).await else {
-            return Err(BuildFailure::at(BASE, format!("there is no uploaded archive {hash}")));
+            return Err(BuildFailure::at(BASE, no_archive(hash)));
         };
         let machine = self.start(BASE, Image::Import).await?;
         let archive = format!("{WORK}/{hash}");
@@ -500,8 +500,7 @@ impl<'a> Progressing<'a> {
             return Ok(());
         };
         let Some(file) = self.context.file(hash).await else {
-            let why = format!("the files of this step were not uploaded: there is no archive {hash}");
-            return Err(BuildFailure::at(step, why));
+            return Err(BuildFailure::at(step, no_archive(hash)));
         };
         let archive = format!("{WORK}/{hash}");
         machine.upload(&archive, &file).await?;
@@ -533,7 +532,7 @@ impl<'a> Progressing<'a> {
             }
             Archive::Uploaded(hash) => {
                 let Some(file) = self.context.file(hash).await else {
-                    return Err(BuildFailure::at(step, format!("there is no uploaded archive {hash}")));
+                    return Err(BuildFailure::at(step, no_archive(hash)));
                 };
                 machine.upload(FILES, &file).await?;
                 job.archive = FILES.into();
@@ -645,6 +644,14 @@ impl<'a> Progressing<'a> {
 }
 
 /// Credentials as the program takes them.
+/// Why a step fails whose files are not here. They may have been uploaded to another server, which is gone.
+fn no_archive(hash: &str) -> String {
+    format!(
+        "there is no uploaded archive {hash} with the files of this step on the server that builds: build the template again, \
+         which uploads them"
+    )
+}
+
 fn credentials(registry: &Registry) -> Credentials {
     let secret = |secret: &Secret| JobSecret::new(secret.expose());
     match registry {

@@ -1,0 +1,230 @@
+//! Two servers on one database that know little of each other: with wrong clocks, with names for each other's templates, with
+//! clients that are not known yet, and with what one has left when it died.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use model::lifecycle::State;
+use serde_json::json;
+use server::clock::Clock;
+use server::settings::ServerSettings;
+use store::Store;
+use store::builds::{BuildRow, BuildStatus};
+use store::nodes::{Lease, LeaseOutcome, LeaseRequest};
+use tempfile::TempDir;
+use testkit::node::Behaviour;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::platform::{KEY, host, pause, send, within};
+use crate::postgres;
+use crate::servers::{Two, two, two_on};
+use crate::several::{Several, has};
+
+fn now_us() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    i64::try_from(now.as_micros()).expect("before 292278")
+}
+
+fn an_hour_ahead(settings: &mut ServerSettings) {
+    settings.clock = Clock::new(|| now_us() + 3600 * 1_000_000);
+}
+
+fn an_hour_behind(settings: &mut ServerSettings) {
+    settings.clock = Clock::new(|| now_us() - 3600 * 1_000_000);
+}
+
+#[tokio::test]
+async fn servers_with_wrong_clocks_see_each_other() {
+    let database = tokio::task::spawn_blocking(postgres::Server::start)
+        .await
+        .expect("a database");
+    let url = database.url("postgres");
+    let open = async || Store::open(&url).await.expect("a database");
+    let directory = TempDir::new().expect("a directory");
+    let two = two_on([open().await, open().await], directory, [an_hour_ahead, an_hour_behind]).await;
+    let ids = two.one_of_each().await;
+    for (server, id) in [(0, 1), (1, 0)] {
+        let path = format!("/sandboxes/{}", ids[id]);
+        let reply = two.servers[server].call("GET", &path, "").await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+    for (full, other) in [(0, 1), (1, 0)] {
+        *two.nodes[full].start.lock() = Behaviour::Full;
+        let id = two.servers[full].created().await;
+        assert!(has(&two.nodes[other], &id));
+        *two.nodes[full].start.lock() = Behaviour::Works;
+    }
+    // For longer than a lease is good for, none is taken for one that has ended.
+    let stores = two.servers.each_ref().map(|server| server.store.clone());
+    let listed = stores[0].server_list().await.expect("a database");
+    let time_us = stores[0].lease_time_us(0).await.expect("a database");
+    for server in &listed {
+        let until_us = server.lease.as_ref().expect("a lease").until_us;
+        assert!((0..=10_000_000).contains(&(until_us - time_us)), "{until_us} {time_us}");
+        assert!(server.seen_us.abs_diff(time_us) < 5_000_000, "{server:?}");
+    }
+    two.close().await;
+    for store in stores {
+        store.close().await;
+    }
+    let stopped = tokio::task::spawn_blocking(move || drop(database)).await;
+    stopped.expect("a database");
+}
+
+/// Two servers that know of each other.
+async fn two_together() -> Two {
+    let two = two().await;
+    // The first one learns of the second one about a second after that has started.
+    *two.nodes[0].start.lock() = Behaviour::Full;
+    two.servers[0].created().await;
+    *two.nodes[0].start.lock() = Behaviour::Works;
+    two
+}
+
+/// Sends the head of a request whose body does not come, and returns the first line of the answer.
+async fn first_line(server: &Several, key: &str) -> String {
+    let mut tcp = TcpStream::connect(server.addr).await.expect("connect");
+    let head = format!(
+        "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
+    );
+    tcp.write_all(head.as_bytes()).await.expect("written");
+    let mut answer = vec![0; 4096];
+    let got = tcp.read(&mut answer).await.expect("an answer");
+    let answer = String::from_utf8_lossy(&answer[..got]).into_owned();
+    answer.lines().next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn what_a_client_without_a_key_sends_is_not_read() {
+    let two = two_together().await;
+    let unknown = format!("X-API-Key: e2b_{}\r\n", "0".repeat(40));
+    for key in ["", "X-API-Key: x\r\n", &unknown] {
+        let line = within(first_line(&two.servers[0], key)).await;
+        assert_eq!(line, "HTTP/1.1 401 Unauthorized", "{key:?}");
+    }
+    // One that is known may take its time.
+    let known = format!("X-API-Key: {KEY}\r\n");
+    let waiting = tokio::time::timeout(Duration::from_millis(500), first_line(&two.servers[0], &known)).await;
+    assert!(waiting.is_err(), "{waiting:?}");
+    two.close().await;
+}
+
+/// A new template of a name, with its id and that of its build.
+async fn template(server: &Several, name: &str) -> (String, String) {
+    let reply = server
+        .call("POST", "/v3/templates", &format!(r#"{{"name":"{name}"}}"#))
+        .await;
+    assert_eq!(reply.status, 202, "{reply:?}");
+    let text = |key: &str| reply.json[key].as_str().expect("a text").to_owned();
+    (text("templateID"), text("buildID"))
+}
+
+#[tokio::test]
+async fn a_template_has_one_server_by_each_of_its_names() {
+    let two = two_together().await;
+    for number in 0..6 {
+        let name = format!("template-{number}");
+        let hash = format!("{number}").repeat(64);
+        let (id, _) = template(&two.servers[0], &name).await;
+        let asked = two.servers[0]
+            .call("GET", &format!("/templates/{name}/files/{hash}"), "")
+            .await;
+        let url = asked.json["url"].as_str().expect("an address");
+        let target = url.strip_prefix("http://localhost").expect("this platform");
+        let put = send(
+            two.servers[1].addr,
+            "PUT",
+            target,
+            &[("host", "localhost")],
+            Bytes::from("archive"),
+        )
+        .await;
+        assert_eq!(put.status, 200, "{put:?}");
+        for server in &two.servers {
+            for text in [&name, &id, &format!("{name}:default")] {
+                let path = format!("/templates/{text}/files/{hash}");
+                let asked = server.call("GET", &path, "").await;
+                assert_eq!(asked.json["present"], json!(true), "{text}: {asked:?}");
+            }
+        }
+    }
+    two.close().await;
+}
+
+#[tokio::test]
+async fn a_template_can_be_built_from_one_that_another_server_has_built() {
+    let two = two_together().await;
+    let store = &two.servers[0].store;
+    let (parent, build) = template(&two.servers[0], "parent").await;
+    let (parent, build) = (parent.parse().expect("an id"), build.parse().expect("an id"));
+    let row = store
+        .build_by_id(&parent, &build)
+        .await
+        .expect("a database")
+        .expect("a build");
+    let ready = BuildRow {
+        id: host(9).id.as_str().parse().expect("an id"),
+        status: BuildStatus::Ready,
+        spec_json: Some(r#"{"image":"base","env":{}}"#.to_owned()),
+        node_id: Some(host(1).id),
+        ..row
+    };
+    store.build_insert(&ready).await.expect("a database");
+    store
+        .tags_assign(&parent, &ready.id, &["default".to_owned()], now_us())
+        .await
+        .expect("a database");
+    for number in 0..6 {
+        let (id, build) = template(&two.servers[0], &format!("child-{number}")).await;
+        let path = format!("/v2/templates/{id}/builds/{build}");
+        let begun = two.servers[0].call("POST", &path, r#"{"fromTemplate":"parent"}"#).await;
+        assert_eq!(begun.status, 202, "{begun:?}");
+        let (id, build) = (id.parse().expect("an id"), build.parse().expect("an id"));
+        let row = store
+            .build_by_id(&id, &build)
+            .await
+            .expect("a database")
+            .expect("a build");
+        let reason = row.reason.map(|reason| reason.message).unwrap_or_default();
+        assert!(!reason.contains("another node"), "{reason}");
+    }
+    two.close().await;
+}
+
+#[tokio::test]
+async fn a_forgotten_node_is_settled_by_any_server() {
+    let two = two().await;
+    let ids = two.one_of_each().await;
+    let [one, other] = two.servers;
+    let [of_one, of_other] = two.connected;
+    let (store, node) = (one.store.clone(), of_other.credentials.node().expect("an id"));
+    drop(of_other);
+    other.close().await;
+    // The server that was asked to forget it, and had its lease, has noted no more than that.
+    assert!(store.joined_node_forget(&node, 1).await.expect("a database"));
+    let request = LeaseRequest {
+        node: node.clone(),
+        name: "a third host".to_owned(),
+        lease: Lease {
+            owner: host(3).owner,
+            until_us: now_us() + 1_000_000,
+        },
+        now_us: 0,
+        expired_us: i64::MAX,
+        last_epoch: None,
+    };
+    let taken = store.node_lease_acquire(&request).await.expect("a database");
+    assert!(matches!(taken, LeaseOutcome::Acquired { .. }), "{taken:?}");
+    let settled = async {
+        while store.node_by_id(&node).await.expect("a database").is_some() {
+            pause().await;
+        }
+    };
+    within(settled).await;
+    let row = store.sandbox_by_id(&ids[1]).await.expect("a database");
+    assert!(row.is_none_or(|row| row.state == State::Gone));
+    assert_eq!(one.call("GET", &format!("/sandboxes/{}", ids[1]), "").await.status, 404);
+    drop(of_one);
+    one.close().await;
+}

@@ -45,6 +45,10 @@ const LOOKUPS: (usize, Duration) = (8, Duration::from_secs(1));
 /// Burst and refill interval of the questions of one peer that found no sandbox: an id is not a credential.
 const MISSES: (u32, Duration) = (120, Duration::from_millis(200));
 
+/// Share of the time in which the database adds up what teams use on nodes of others, as a divisor, for each server; and the longest
+/// pause between two times.
+const USE_SHARE: u32 = 50;
+const USE_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Difference between the clocks of this host and the database that is logged.
 const CLOCK_OFF: Duration = Duration::from_secs(2);
 
@@ -125,6 +129,8 @@ pub(crate) struct OtherServers {
     routes: Mutex<Routes>,
     lookups: Semaphore,
     misses: PeerRates,
+    /// When it is read again what teams use on nodes of others.
+    use_due: Mutex<Instant>,
     /// Whether the clock of this host differs from that of the database.
     is_clock_off: AtomicBool,
 }
@@ -193,6 +199,7 @@ impl OtherServers {
                 routes: Mutex::default(),
                 lookups: Semaphore::new(LOOKUPS.0),
                 misses: PeerRates::new(MISSES.0, MISSES.1),
+                use_due: Mutex::new(Instant::now()),
                 is_clock_off: AtomicBool::new(false),
             })
         }))
@@ -349,6 +356,18 @@ impl OtherServers {
         Ok(time_us)
     }
 
+    /// Reads what teams use on nodes of other servers, unless that took so long the last time that it is too early. How many
+    /// sandboxes there are decides how long it takes. A create goes by the database in any case.
+    async fn read_use(&self) -> Result<(), StoreError> {
+        let begun = Instant::now();
+        if begun < *self.use_due.lock() {
+            return Ok(());
+        }
+        let elsewhere = self.rows.store().use_elsewhere(&self.owner).await?;
+        *self.use_due.lock() = Instant::now() + pause_after(begun.elapsed());
+        self.admission.note_elsewhere(elsewhere).await
+    }
+
     /// Whether this server is the one of those that are there which has the say about something of all.
     pub(crate) fn is_home_of(&self, text: &str) -> bool {
         let present = self.present.read();
@@ -393,8 +412,7 @@ impl OtherServers {
         }
         self.links.lock().retain(|id, _| known.contains(id));
         *self.present.write() = present;
-        let elsewhere = store.use_elsewhere(&self.owner).await?;
-        self.admission.note_elsewhere(elsewhere).await?;
+        self.read_use().await?;
         store.served_node_list().await
     }
 }
@@ -408,6 +426,11 @@ fn home_among<'a>(servers: impl Iterator<Item = &'a NodeId>, text: &str) -> Opti
         hash.update(text.as_bytes());
         <[u8; 32]>::from(hash.finalize())
     })
+}
+
+/// The pause after a reading that took so long.
+fn pause_after(took: Duration) -> Duration {
+    took.saturating_mul(USE_SHARE).min(USE_PAUSE_MAX)
 }
 
 /// How far a time is from an interval, in microseconds.
@@ -435,6 +458,20 @@ pub(crate) fn is_of_another(lease: Option<&Lease>, owner: &OwnerId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_used_elsewhere_is_read_at_each_beat_unless_that_takes_long() {
+        assert!(pause_after(Duration::from_millis(10)) < BEAT);
+        assert_eq!(pause_after(Duration::from_millis(60)), Duration::from_secs(3));
+        assert_eq!(pause_after(Duration::from_secs(15)), USE_PAUSE_MAX);
+    }
+
+    #[test]
+    fn clocks_are_apart_by_what_cannot_be_the_time_of_the_answer() {
+        for (time_us, expected) in [(10, 0), (15, 0), (20, 0), (7, 3), (24, 4)] {
+            assert_eq!(apart_us(time_us, (10, 20)), expected);
+        }
+    }
 
     #[test]
     fn templates_stay_where_they_are_when_a_server_comes() {

@@ -11,9 +11,8 @@ import httpx
 import pytest
 from e2b import NotFoundException, Sandbox
 
-from harness.cluster import Cluster
+from harness.cluster import Cluster, running_cluster
 from harness.criu import criu_config
-from harness.hoststate import HostState, left_over
 from harness.traffic import until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
@@ -23,18 +22,8 @@ COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    before = HostState.take()
-    cluster = Cluster(Path(tmp_path_factory.mktemp("c", numbered=True)) / "data", config=CONFIG)
-    try:
-        cluster.start()
-        cluster.use()
+    with running_cluster(tmp_path_factory.mktemp("c", numbered=True), CONFIG) as cluster:
         yield cluster
-        assert cluster.terminate() == 0, cluster.log_tail(20)
-        down = cluster.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        cluster.close()
 
 
 @pytest.fixture

@@ -7,15 +7,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 from e2b import Sandbox, Template
 
-from harness.cluster import Cluster, Other
+from harness.cluster import Cluster, Other, running_cluster
 from harness.criu import criu_config
-from harness.hoststate import HostState, left_over
 from harness.traffic import until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
@@ -24,18 +22,8 @@ COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    before = HostState.take()
-    cluster = Cluster(Path(tmp_path_factory.mktemp("d", numbered=True)) / "data", config=CONFIG, more=1)
-    try:
-        cluster.start()
-        cluster.use()
+    with running_cluster(tmp_path_factory.mktemp("d", numbered=True), CONFIG, more=1) as cluster:
         yield cluster
-        assert cluster.terminate() == 0, cluster.log_tail(20)
-        down = cluster.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        cluster.close()
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import pytest
@@ -38,9 +37,9 @@ from harness.elapse import at_moment, slowly
 from harness.hoststate import HostState, left_over
 from harness.inside import host_pids
 from harness.machines import Machines
-from harness.platform import binary
 from harness.patience import within
-from harness.servers import Node, Server, Service
+from harness.platform import binary
+from harness.servers import Node, Server, Service, running_service
 from harness.traffic import until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
@@ -90,27 +89,12 @@ class Unanswered(Exception):
 
 
 @pytest.fixture
-def machines() -> Iterator[Machines]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    work, earlier = tmp_path_factory.mktemp("f", numbered=True), Path(EARLIER) if EARLIER else None
     before = HostState.take()
-    with Machines() as machines:
-        yield machines
-    assert left_over(before) == {}
-
-
-@pytest.fixture
-def service(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    work = Path(tmp_path_factory.mktemp("f", numbered=True))
-    service = Service(work, servers=3, nodes=4, config=CONFIG, machines=machines)
-    if EARLIER:
-        for part in (*service.servers, *service.nodes):
-            part.binary = Path(EARLIER)
-    try:
-        service.start(is_placed=False)
+    with Machines() as machines, running_service(work, 3, 4, CONFIG, is_placed=False, machines=machines, program=earlier) as service:
         yield service
-        assert service.terminate() == 0, service.log_tail()
-        service.down()
-    finally:
-        service.close()
+    assert left_over(before) == {}
 
 
 def ask(world: World, server: Server, method: str, path: str, json: object = None) -> httpx.Response:

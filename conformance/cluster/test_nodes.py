@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 from e2b import NotFoundException, Sandbox
 
-from harness.cluster import Cluster, Other
+from harness.cluster import Cluster, Other, running_cluster
 from harness.criu import criu_config
-from harness.hoststate import HostState, left_over
 from harness.traffic import until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
@@ -23,18 +21,8 @@ SANDBOXES = 9
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    before = HostState.take()
-    cluster = Cluster(Path(tmp_path_factory.mktemp("n", numbered=True)) / "data", config=CONFIG, more=2)
-    try:
-        cluster.start()
-        cluster.use()
+    with running_cluster(tmp_path_factory.mktemp("n", numbered=True), CONFIG, more=2) as cluster:
         yield cluster
-        assert cluster.terminate() == 0, cluster.log_tail(20)
-        down = cluster.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        cluster.close()
 
 
 def nodes_of(cluster: Cluster) -> set[str]:

@@ -20,9 +20,8 @@ from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_websocket
 
 from harness.criu import criu_config
-from harness.hoststate import HostState, left_over
 from harness.patience import within
-from harness.servers import Server, Service
+from harness.servers import Server, Service, running_service
 from harness.traffic import program, until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
@@ -33,17 +32,8 @@ TAKEN_OVER_S = 10.0
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    before = HostState.take()
-    work = Path(tmp_path_factory.mktemp("s", numbered=True))
-    service = Service(work, config=CONFIG)
-    try:
-        service.start()
+    with running_service(tmp_path_factory.mktemp("s", numbered=True), config=CONFIG) as service:
         yield service
-        assert service.terminate() == 0, service.log_tail()
-        service.down()
-        assert left_over(before) == {}
-    finally:
-        service.close()
 
 
 @pytest.fixture(autouse=True)

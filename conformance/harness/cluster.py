@@ -12,9 +12,11 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness import hoststate
+from harness.hoststate import HostState, left_over
 from harness.patience import within
 from harness.platform import STOP_S, Platform, PlatformFailed
 from harness.ports import free_port
@@ -257,3 +259,20 @@ class Cluster(Platform):
                 other.kill()
         super().close()
         self.relay.close()
+
+
+@contextlib.contextmanager
+def running_cluster(work: Path, config: str | None = None, more: int = 0) -> Iterator[Cluster]:
+    """A cluster that runs, for clients of this process. Nothing of it is on the host afterwards."""
+    before = HostState.take()
+    cluster = Cluster(work / "data", config=config, more=more)
+    try:
+        cluster.start()
+        cluster.use()
+        yield cluster
+        assert cluster.terminate() == 0, cluster.log_tail(20)
+        down = cluster.down()
+        assert down.returncode == 0, down.stderr
+        assert left_over(before) == {}
+    finally:
+        cluster.close()

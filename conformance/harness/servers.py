@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness import hoststate
+from harness.hoststate import HostState, left_over
 from harness.machines import Machine, Machines
 from harness.patience import within
 from harness.platform import STOP_S, Platform, PlatformFailed, binary
@@ -246,3 +249,28 @@ class Service:
         for server in self.servers:
             server.close()
         self.postgres.stop()
+
+
+@contextlib.contextmanager
+def running_service(
+    work: Path,
+    servers: int = 2,
+    nodes: int = 2,
+    config: str | None = None,
+    is_placed: bool = True,
+    machines: Machines | None = None,
+    program: Path | None = None,
+) -> Iterator[Service]:
+    """Servers and nodes that run, of this program if one is given. Nothing of them is on the host afterwards."""
+    service = Service(work, servers, nodes, config, machines)
+    for part in (*service.servers, *service.nodes):
+        part.binary = program or part.binary
+    before = HostState.take()
+    try:
+        service.start(is_placed)
+        yield service
+        assert service.terminate() == 0, service.log_tail()
+        service.down()
+        assert left_over(before) == {}
+    finally:
+        service.close()

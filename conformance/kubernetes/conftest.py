@@ -1,4 +1,4 @@
-"""A release on one machine, started once for all tests of pods."""
+"""A release on one machine, started once for all tests of a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from harness.patience import within
 from harness.platform import binary
 from harness.traffic import until
 from kubernetes import chart
-from kubernetes.chart import Rendered
+from kubernetes.chart import Object, Rendered
 from kubernetes.database import Database
 from kubernetes.machine import SERVER, Container, Machine, Pod
 from kubernetes.page import Page
@@ -130,8 +130,14 @@ class Release:
 KEEPS_NONE_READY = {"RINGFENCE_POOL_BASE": "0"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def release() -> Iterator[Release]:
+    with released({"server": {"tls": {"secretName": "certificate"}}}) as release:
+        yield release
+
+
+@contextmanager
+def released(values: Object) -> Iterator[Release]:
     """A release whose node has not joined yet. Nothing of it is on the host afterwards."""
     # Short, because paths of unix sockets are limited to 108 bytes.
     with tempfile.TemporaryDirectory(prefix="rf-") as directory:
@@ -147,11 +153,8 @@ def release() -> Iterator[Release]:
             database = Database(machine, place)
             at_the_end.callback(database.stop)
             database.start()
-            values = {
-                "server": {"tls": {"secretName": "certificate"}},
-                "nodes": {"dataPath": str(node_dir), "kernelModules": Path("/lib/modules").is_dir()},
-            }
-            rendered = chart.render(values)
+            nodes = {"dataPath": str(node_dir), "kernelModules": Path("/lib/modules").is_dir()}
+            rendered = chart.render(values | {"nodes": nodes})
             machine.secrets = {
                 "database": {"url": database.url},
                 "master-key": {"key": secrets.token_hex(32)},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class Machine:
 
     name: str
     secrets: dict[str, dict[str, str]]
+    # The address of the pod.
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,13 @@ def environment(container: Object, machine: Machine, added: dict[str, str]) -> l
     for variable in container.get("env", []):
         origin = variable.get("valueFrom", {})
         if "value" in variable:
-            value = variable["value"]
+            value = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], variable["value"])
         elif reference := origin.get("secretKeyRef"):
             value = machine.secrets[reference["name"]][reference["key"]]
         elif origin.get("fieldRef", {}).get("fieldPath") == "spec.nodeName":
             value = machine.name
+        elif origin.get("fieldRef", {}).get("fieldPath") == "status.podIP":
+            value = machine.address
         else:
             raise Unknown(f"variable {variable}")
         found[variable["name"]] = value

@@ -129,7 +129,7 @@ class Pod:
         for file, text in (("hosts", self.machine.hosts()), ("resolv.conf", f"nameserver {OUTSIDE}\n")):
             (place / file).write_text(text)
             mounts.append(Mount(place / file, f"/etc/{file}", False))
-        given = Given(NAME, self.machine.secrets)
+        given = Given(NAME, self.machine.secrets, self.address)
         config = containers.bundle(self.spec, spec, given, mounts, place / "root", self.namespaces(), added)
         config["linux"]["cgroupsPath"] = f"/{self.id}-{name}"
         (place / "config.json").write_text(json.dumps(config))

@@ -32,7 +32,7 @@ class Page:
         self.place.mkdir()
         blocks = blocks_of("docs/kubernetes.md", PAGE.read_text())
         self.blocks = [block for block in blocks if block.language == "sh"]
-        [values] = [block for block in blocks if block.language == "yaml"]
+        [values] = [block for block in blocks if block.language == "yaml" and "image:" in block.text]
         (self.place / "values.yaml").write_text(values.text)
         programs = self.place / "bin"
         programs.mkdir()

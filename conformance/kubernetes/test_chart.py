@@ -94,8 +94,9 @@ NOTHING: Object = {
     },
     "nodes": {"enabled": False},
 }
+SEVERAL: Object = {"server": {"replicas": 3, "blobs": {"bucket": "layers", "secretName": "bucket"}}}
 NODES_ELSEWHERE: Object = {"nodes": {"networkPolicy": {"enabled": False}, "priorityClassName": "high", "nodeSelector": {}}}
-SETS = {"required": {}, "everything": EVERYTHING, "nothing": NOTHING, "elsewhere": NODES_ELSEWHERE}
+SETS = {"required": {}, "everything": EVERYTHING, "nothing": NOTHING, "elsewhere": NODES_ELSEWHERE, "several": SEVERAL}
 
 
 def test_helm_finds_nothing_to_say() -> None:
@@ -228,7 +229,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no domain": ({"server": {"domain": ""}}, "server.domain is required"),
     "no database": ({"server": {"database": {"secretName": ""}}}, "server.database.secretName is required"),
     "no master key": ({"server": {"masterKey": {"secretName": ""}}}, "server.masterKey.secretName is required"),
-    "two servers": ({"server": {"replicas": 2}}, "server.replicas is 2: several servers for the same nodes are not there yet"),
+    "a claim for two servers": (
+        {"server": {"replicas": 2, "persistence": {"existingClaim": "one"}}},
+        "server.persistence.existingClaim is for one server, and server.replicas is 2",
+    ),
     "an unknown value": ({"server": {"domian": "a"}}, "additional properties 'domian' not allowed"),
     "an unknown table": ({"node": {}}, "additional properties 'node' not allowed"),
     "another kind": ({"server": {"replicas": "one"}}, "/server/replicas"),

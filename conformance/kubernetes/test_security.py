@@ -134,6 +134,15 @@ def test_sandboxes_outlive_what_the_cluster_does_to_nodes() -> None:
     # There is one server, whose data directory has one user.
     assert rendered.of("Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     assert rendered.of("PersistentVolumeClaim")["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    # Several have none in common, and one at most is away because of an operator.
+    several = render({"server": {"replicas": 2}})
+    assert several.of("Deployment")["spec"]["strategy"]["type"] == "RollingUpdate"
+    assert several.all("PersistentVolumeClaim") == []
+    assert several.of("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert rendered.all("PodDisruptionBudget") == []
+    assert several.level("Deployment") == rendered.level("Deployment") == "restricted"
+    [ports] = [rule["from"] for rule in several.of("NetworkPolicy", "-server")["spec"]["ingress"] if rule["ports"] == [{"port": "nodes"}]]
+    assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in ports] == ["node", "server"]
     assert spec["nodeSelector"] == {"ringfence/node": "true"}
     assert render({"nodes": {"nodeSelector": {"a": "b"}}}).pod("DaemonSet")["spec"]["nodeSelector"] == {"a": "b"}
     # Once it has started, nothing depends on the database: its outage takes no traffic from sandboxes, and restarts nothing.

@@ -42,8 +42,8 @@
 {{- if not $server.masterKey.secretName -}}
 {{- fail "server.masterKey.secretName is required: a secret with 64 hexadecimal characters, made by: openssl rand -hex 32" -}}
 {{- end -}}
-{{- if gt (int $server.replicas) 1 -}}
-{{- fail (printf "server.replicas is %d: several servers for the same nodes are not there yet, so it is 1 at most" (int $server.replicas)) -}}
+{{- if and (include "ringfence.several" .) $server.persistence.existingClaim -}}
+{{- fail (printf "server.persistence.existingClaim is for one server, and server.replicas is %d: each of several has a directory of its own" (int $server.replicas)) -}}
 {{- end -}}
 {{- if and $server.blobs.bucket (not $server.blobs.secretName) -}}
 {{- fail "server.blobs.secretName is required with server.blobs.bucket: a secret with the access key" -}}
@@ -59,7 +59,7 @@
 {{- end -}}
 {{- range $component, $values := dict "server" .Values.server "nodes" .Values.nodes -}}
 {{- range $values.extraEnv -}}
-{{- if has .name (list "RINGFENCE_CONFIG" "RINGFENCE_DATA_DIR" "RINGFENCE_DATABASE_URL" "RINGFENCE_MASTER_KEY" "RINGFENCE_BLOBS_SECRET_ACCESS_KEY") -}}
+{{- if has .name (list "RINGFENCE_CONFIG" "RINGFENCE_DATA_DIR" "RINGFENCE_NODES_ADDRESS" "POD_IP" "RINGFENCE_DATABASE_URL" "RINGFENCE_MASTER_KEY" "RINGFENCE_BLOBS_SECRET_ACCESS_KEY") -}}
 {{- fail (printf "%s.extraEnv: %s is set by the chart, and secrets are by reference" $component .name) -}}
 {{- end -}}
 {{- end -}}

@@ -33,6 +33,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- .Values.nodes.serverUrl | default $own -}}
 {{- end -}}
 
+{{- /* Not empty if there are several servers. */ -}}
+{{- define "ringfence.several" -}}
+{{- if gt (int .Values.server.replicas) 1 }}true{{ end -}}
+{{- end -}}
+
 {{- define "ringfence.joinSecret" -}}
 {{- .Values.nodes.join.secretName | default (printf "%s-join" (include "ringfence.fullname" .)) -}}
 {{- end -}}

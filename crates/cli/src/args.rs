@@ -85,6 +85,9 @@ pub(crate) enum Command {
     /// port, and has no database. SIGTERM or Ctrl-C stops the node and leaves the sandboxes running: the next start adopts them.
     /// Requires root.
     Node(NodeArgs),
+    /// Turn a stopped platform into a server and a node, and keep its sandboxes running
+    #[command(subcommand)]
+    Split(SplitCommand),
     /// Terminate all sandboxes of a data directory and clean up the host
     ///
     /// A platform that runs on the data directory is stopped first, as with SIGTERM. Keys and templates are kept.
@@ -172,6 +175,27 @@ pub(crate) enum Command {
     Manual {
         /// The directory, which is created if it does not exist
         directory: PathBuf,
+    },
+}
+
+/// Subcommands of `split`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SplitCommand {
+    /// Copy the SQLite database of the data directory to the empty PostgreSQL database of database_url
+    ///
+    /// The platform must be stopped, as with SIGTERM, which leaves its sandboxes running. Start it with database_url afterwards.
+    Database,
+    /// Make the data directory that of a node, and another one that of its server
+    ///
+    /// The platform must be stopped, and its database must be PostgreSQL. The sandboxes stay where they are, and are those of the
+    /// node. Keys, certificates and uploaded files go to the directory of the server. It can be repeated if it was interrupted.
+    Node {
+        /// Data directory of the server, which is created
+        #[arg(value_name = "SERVER_DIR")]
+        server_dir: PathBuf,
+        /// Addresses of the port of nodes of all servers, https://<host>:<port>
+        #[arg(value_name = "URL", required = true, num_args = 1..=16)]
+        servers: Vec<String>,
     },
 }
 

@@ -9,7 +9,7 @@
 pub(crate) mod blobs;
 mod bucket;
 pub(crate) mod builds;
-mod database_url;
+pub(crate) mod database_url;
 pub(crate) mod egress;
 mod error;
 mod file;

@@ -40,6 +40,7 @@ mod secret;
 mod serve;
 mod server_order;
 mod signals;
+mod split;
 mod stdio;
 mod template;
 mod templates;
@@ -169,6 +170,7 @@ fn run(command: Command, settings: &Config, sources: &Sources) -> Result<ExitCod
             None => node_run::run(settings),
             Some(command) => nodes::run(settings, command),
         },
+        Command::Split(command) => split::run(settings, &command),
         Command::Down => down::run(settings),
         Command::Doctor { format, .. } => doctor::run(settings, format),
         Command::Team(command) => with_store(settings, async |store| match command {

@@ -401,6 +401,19 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
+    /// The credentials of a node, with a new key, for a host that has the authority itself.
+    ///
+    /// # Errors
+    /// When the certificate cannot be made.
+    pub fn issued_by(authority: &Authority, node: &NodeId, now: SystemTime) -> Result<Self, TrustError> {
+        let (key, request) = make_request()?;
+        Ok(Self {
+            key,
+            certificate: authority.issue(&request, node, now)?,
+            authority: authority.certificate_pem(),
+        })
+    }
+
     /// The settings of the node's side of TLS.
     ///
     /// # Errors

@@ -57,6 +57,7 @@ pub mod tags;
 pub mod teams;
 pub mod templates;
 pub mod tokens;
+pub mod transfer;
 pub mod webhooks;
 
 use crate::db::Db;

@@ -9,7 +9,7 @@ pub(crate) struct DatabaseUrl(String);
 
 impl DatabaseUrl {
     /// The database in a data directory.
-    pub(super) fn within(data_dir: &Path) -> Self {
+    pub(crate) fn within(data_dir: &Path) -> Self {
         Self(format!("sqlite:{}/ringfence.db", data_dir.display()))
     }
 

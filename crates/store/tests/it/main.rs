@@ -32,6 +32,7 @@ mod states;
 mod tags;
 mod templates;
 mod tokens;
+mod transfer;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -105,6 +106,7 @@ const CASES: &[(&str, Case)] = cases![
     joined_nodes::one_of_many_that_use_a_token_joins,
     joined_nodes::a_drain_lasts_until_it_is_ended,
     servers::a_sandbox_leads_to_the_server_of_its_node,
+    transfer::a_node_leaves_its_builds_to_a_server,
     servers::the_time_of_leases_is_that_of_the_database,
     servers::servers_that_are_gone_are_forgotten,
     servers::a_stopped_server_says_nothing,

@@ -10,7 +10,7 @@ use crate::database::Database;
 use crate::samples::{FIRST_EPOCH, node_id, running, sandbox, sandbox_id, team, team_id};
 
 /// Entry `n` of sandbox `sandbox` of team `team`, at `n` microseconds.
-fn entry(team: u32, sandbox: u32, n: i64) -> NewLogEntry {
+pub(crate) fn entry(team: u32, sandbox: u32, n: i64) -> NewLogEntry {
     NewLogEntry {
         team_id: team_id(team),
         sandbox_id: sandbox_id(sandbox),

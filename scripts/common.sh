@@ -201,6 +201,12 @@ chart_judge_into() { # DIRECTORY
     GOFLAGS='-buildvcs=false -mod=readonly' GOTOOLCHAIN=auto "$RINGFENCE_GO" build -trimpath -o "$1/judge" .)
 }
 
+# Builds a collector of OpenTelemetry into a directory, by the Go of RINGFENCE_GO. What it is made of is pinned by its go.sum.
+collector_into() { # DIRECTORY
+  (cd "$root/conformance/monitoring/collector" &&
+    GOFLAGS='-buildvcs=false -mod=readonly' GOTOOLCHAIN=auto "$RINGFENCE_GO" build -trimpath -o "$1/collector" .)
+}
+
 # Puts the files of a Debian package into a directory, without installing it.
 debian_files_into() { # PACKAGE DIRECTORY
   local fetched

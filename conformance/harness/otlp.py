@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.traffic import until
@@ -38,7 +41,7 @@ def attributes(pairs: Any) -> dict[str, str | int]:
 
 @dataclass
 class Export:
-    """One request to the receiver."""
+    """One request to the receiver, with spans."""
 
     path: str
     headers: dict[str, str]
@@ -54,12 +57,32 @@ class Export:
         return [span for resource in self.message.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
 
-class Receiver:
-    """Takes exports until it is closed. `answer` is a status, or `hang`, `huge` or `partial`."""
+@dataclass
+class Push:
+    """One request to the receiver, with metrics, and when it came."""
 
-    def __init__(self, certificate: Path | None = None, port: int = 0) -> None:
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    status: int
+    came_ns: int = field(default_factory=time.time_ns)
+    message: ExportMetricsServiceRequest = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.message = ExportMetricsServiceRequest.FromString(self.body)
+
+    @property
+    def metrics(self) -> list[Metric]:
+        return [metric for resource in self.message.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics]
+
+
+class Receiver:
+    """Takes exports until it is closed. `answer` is a status, or `hang`, `huge` or `partial`; one of traces alone knows no metrics."""
+
+    def __init__(self, certificate: Path | None = None, port: int = 0, has_metrics: bool = True) -> None:
         self.answer: int | str = 200
         self.exports: list[Export] = []
+        self.pushes: list[Push] = []
         self.ended = threading.Event()
         receiver = self
 
@@ -68,19 +91,27 @@ class Receiver:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                answer = receiver.answer
+                is_push = self.path.endswith("/metrics")
+                answer = receiver.answer if has_metrics or not is_push else 404
                 status = answer if isinstance(answer, int) else 200
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                receiver.exports.append(Export(self.path, headers, body, status if answer != "hang" else 0))
+                noted = status if answer != "hang" else 0
+                if is_push:
+                    receiver.pushes.append(Push(self.path, headers, body, noted))
+                else:
+                    receiver.exports.append(Export(self.path, headers, body, noted))
                 if answer == "hang":
                     receiver.ended.wait()
                     return
                 self.send_response(status)
                 if status in (429, 503):
                     self.send_header("retry-after", "1")
-                response = ExportTraceServiceResponse()
+                response = ExportMetricsServiceResponse() if is_push else ExportTraceServiceResponse()
                 if answer == "partial":
-                    response.partial_success.rejected_spans = len(receiver.exports[-1].spans)
+                    if is_push:
+                        response.partial_success.rejected_data_points = 1
+                    else:
+                        response.partial_success.rejected_spans = len(receiver.exports[-1].spans)
                     response.partial_success.error_message = "a text of the receiver"
                 content = response.SerializeToString()
                 if answer == "huge":
@@ -123,6 +154,15 @@ class Receiver:
     def wait_for(self, request_id: str, within_s: float = 20.0) -> list[Span]:
         """Waits until the span of a request has arrived, and returns it with its children."""
         return until(lambda: self.of_request(request_id), f"the span of {request_id} has come", within_s)
+
+    def next_push(self, within_s: float = 40.0) -> Push:
+        """The metrics that come from now on: the first that are accepted."""
+        before = len(self.pushes)
+
+        def came() -> list[Push]:
+            return [push for push in self.pushes[before:] if push.status == 200]
+
+        return until(came, "metrics have come", within_s)[0]
 
     def close(self) -> None:
         """Ends the server, and what hangs in it."""

@@ -26,7 +26,8 @@ def program(name: str) -> Path:
 class Prometheus:
     """One server, until it is closed."""
 
-    def __init__(self, work: Path, rules: Path, target: str) -> None:
+    def __init__(self, work: Path, rules: Path, target: str, honors: bool = False) -> None:
+        """`honors` is whether job and instance are those that the target names, as a collector does for others."""
         work.mkdir()
         self.log = work / "log"
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -35,7 +36,7 @@ class Prometheus:
         config.write_text(
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
             f"rule_files: [{rules}]\n"
-            f"scrape_configs: [{{job_name: ringfence, static_configs: [{{targets: ['{target}']}}]}}]\n"
+            f"scrape_configs: [{{job_name: ringfence, honor_labels: {str(honors).lower()}, static_configs: [{{targets: ['{target}']}}]}}]\n"
         )
         command = [
             program("prometheus"),

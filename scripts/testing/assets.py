@@ -134,6 +134,15 @@ ALL = (
         files=tuple(f"conformance/kubernetes/judge/{file}" for file in ("main.go", "go.mod", "go.sum")),
         uses=(("RINGFENCE_GO", "go"),),
     ),
+    # What metrics are pushed to: no package of Debian has one, and its Prometheus takes nothing by OTLP.
+    Asset(
+        "collector",
+        ("collector_into",),
+        program="collector",
+        trial=("--version",),
+        files=tuple(f"conformance/monitoring/collector/{file}" for file in ("main.go", "go.mod", "go.sum")),
+        uses=(("RINGFENCE_GO", "go"),),
+    ),
     # From a package that is not installed: it would start a service.
     Asset("prometheus", ("debian_files_into", "prometheus"), has=("usr/bin/prometheus", "usr/bin/promtool")),
     Asset(

@@ -63,7 +63,7 @@ use crate::sessions::NodeSessions;
 use crate::settings::ServerSettings;
 use crate::signature::Signatures;
 use crate::space;
-use crate::telemetry::{Exporter, Telemetry};
+use crate::telemetry::{Exporters, Telemetry};
 use crate::webhooks::Webhooks;
 use crate::webhooks::deliver::{Deliverer, DelivererServices};
 use crate::webhooks::receiver::ReceiverRules;
@@ -286,7 +286,7 @@ impl Server {
         let tokens = TokenSeed::new(token_seed);
         let metrics = Arc::new(Metrics::new(&capacity));
         let telemetry = telemetry.map(|settings| Telemetry::new(settings, rows.node(), &metrics, clock.clone()));
-        let (telemetry, exporter) = telemetry.unzip();
+        let (telemetry, exporters) = telemetry.unzip();
         let records = Arc::new(Records::new(
             store.clone(),
             records,
@@ -506,7 +506,7 @@ impl Server {
             builds,
             records,
             deliverer,
-            exporter,
+            exporters,
         };
         (server, background)
     }
@@ -554,7 +554,7 @@ impl Server {
             builds,
             records,
             deliverer,
-            exporter,
+            exporters,
             ..
         } = background;
         let (tasks, stop) = (&self.background, &self.stop);
@@ -570,9 +570,10 @@ impl Server {
         tasks.spawn(sandboxes.follow_rules(stop.clone()));
         tasks.spawn(claims.purge(stop.clone()));
         tasks.spawn(builds.serve(tasks.clone(), stop.clone()));
-        if let Some(exporter) = exporter {
+        if let Some(exporters) = exporters {
             // Stopped with the records, because everything else may have made spans.
-            self.records.spawn(exporter.run(self.records_stop.clone()));
+            let exporting = exporters.run(self.metric_sources.clone(), self.records_stop.clone());
+            self.records.spawn(exporting);
         }
         tasks.spawn(Arc::clone(&records).purge(stop.clone()));
         tasks.spawn(records.sample(node, stop.clone()));
@@ -658,6 +659,6 @@ struct Background {
     builds: Arc<Builds>,
     records: Arc<Records>,
     deliverer: Arc<Deliverer>,
-    /// What exports spans, if that is on.
-    exporter: Option<Exporter>,
+    /// What exports spans and metrics, if that is on.
+    exporters: Option<Exporters>,
 }

@@ -1,14 +1,18 @@
-//! Traces for the operator: what the API did for a request, and how long each stage of it took, exported by OTLP.
+//! What is exported by OTLP for the operator: traces, of what the API did for a request and how long each stage of it took,
+//! and the metrics.
 //!
 //! A span has the route, the operation, the status and the team of a request, and the id by which the log finds the rest;
 //! never a path, a query, a header, a body or a name. It is made when the request has been answered, from what the handler
 //! measured anyway, so that nothing is done for requests that are not recorded. [`WorkSpan`] is for what no request waits for.
-//! `record` says what can be in a span, `queue` and `export` what bounds it all.
+//! `record` says what can be in a span, `queue` and `export` what bounds it all. Metrics are those of `/metrics`, which
+//! `push` sends and `exposition` converts.
 
 mod client;
 mod context;
 mod export;
+mod exposition;
 mod message;
+mod push;
 mod queue;
 mod record;
 pub(crate) mod settings;
@@ -23,10 +27,14 @@ use axum::extract::MatchedPath;
 use http::{Request, Response, Version};
 use model::id::{BuildId, NodeId, SandboxId, TeamId};
 use protocol::node::Stage;
+use tokio_util::sync::CancellationToken;
 
 use self::client::ExportClient;
 use self::context::{Parent, Sampler, SpanId, TraceId, random};
-pub(crate) use self::export::Exporter;
+use self::export::Exporter;
+use self::message::Resource;
+use self::push::Pusher;
+pub(crate) use self::push::ReadMetrics;
 use self::queue::Queue;
 use self::record::{Attribute, Kind, Record, Value};
 use self::settings::TelemetrySettings;
@@ -60,6 +68,21 @@ pub(crate) struct RequestId(pub(crate) Arc<str>);
 #[derive(Debug, Clone)]
 pub(crate) struct Stages(pub(crate) Arc<[Stage]>);
 
+/// What sends spans and metrics to the receiver.
+#[derive(Debug)]
+pub(crate) struct Exporters {
+    spans: Exporter,
+    metrics: Pusher,
+}
+
+impl Exporters {
+    /// Exports spans, and the metrics that `read` has, until `stop` is cancelled, and then what is left.
+    pub(crate) async fn run(self, read: impl ReadMetrics, stop: CancellationToken) {
+        let metrics = self.metrics.run(read, stop.clone());
+        tokio::join!(self.spans.run(stop), metrics);
+    }
+}
+
 /// Records requests.
 #[derive(Debug)]
 pub(crate) struct Telemetry {
@@ -69,26 +92,32 @@ pub(crate) struct Telemetry {
 }
 
 impl Telemetry {
-    /// What records requests, and the task that exports them.
+    /// What records requests, and what exports them and the metrics.
     pub(crate) fn new(
         settings: TelemetrySettings,
         node: &NodeId,
         metrics: &Arc<Metrics>,
         clock: Clock,
-    ) -> (Arc<Self>, Exporter) {
+    ) -> (Arc<Self>, Exporters) {
         let queue = Arc::new(Queue::new(Arc::clone(metrics)));
         let sampler = Sampler::new(settings.sampling_ratio);
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let resource = vec![
+        let resource = [
             Attribute("service.name", Value::Word("ringfence")),
             Attribute("service.version", Value::Word(env!("CARGO_PKG_VERSION"))),
             Attribute("service.instance.id", Value::Shared(node.as_str().into())),
             Attribute("host.name", Value::Shared(host.into())),
         ];
-        let client = ExportClient::new(settings);
-        let exporter = Exporter::new(Arc::clone(&queue), client, Arc::clone(metrics), resource);
+        let resource = Resource {
+            attributes: resource.into_iter().map(Attribute::into_message).collect(),
+        };
+        let client = Arc::new(ExportClient::new(settings));
+        let exporters = Exporters {
+            metrics: Pusher::new(Arc::clone(&client), resource.clone(), clock.clone()),
+            spans: Exporter::new(Arc::clone(&queue), client, Arc::clone(metrics), resource),
+        };
         let telemetry = Self { sampler, queue, clock };
-        (Arc::new(telemetry), exporter)
+        (Arc::new(telemetry), exporters)
     }
 
     /// Begins the span of a request; none if its trace is not recorded. The client decides that for its own trace.

@@ -583,8 +583,8 @@ keys! {
     },
     TELEMETRY_OTLP_ENDPOINT = {
         "telemetry.otlp_endpoint", None, Text, "none",
-        "Address of a receiver of OpenTelemetry, such as http://127.0.0.1:4318, to which traces of API requests are sent by \
-         OTLP over HTTP. Without it there are none.",
+        "Address of a receiver of OpenTelemetry, such as http://127.0.0.1:4318, to which traces of API requests and metrics \
+         are sent by OTLP over HTTP. Without it nothing is.",
     },
     TELEMETRY_OTLP_HEADERS_FILE = {
         "telemetry.otlp_headers_file", None, Text, "none",

@@ -23,6 +23,7 @@ use crate::node::NodeHandle;
 use crate::nodes::Nodes;
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
+use crate::telemetry::ReadMetrics;
 use crate::tls::Tls;
 
 /// Media type of the metrics, as scrapers request it.
@@ -58,19 +59,25 @@ pub(crate) async fn serve(listener: TcpListener, sources: MetricSources, tasks: 
     accept::serve(listener, router, IDLE, tasks, stop).await;
 }
 
+impl ReadMetrics for MetricSources {
+    async fn text(&self) -> Result<String, std::fmt::Error> {
+        let snapshot = MetricsSnapshot {
+            sandboxes: self.registry.count_by_state(),
+            paused_disk_bytes: self.registry.paused_disk_bytes(),
+            pooled: self.nodes.pool_counts(),
+            connections: self.streams.len(),
+            clients: self.connections.counts(),
+            log_entries_lost: self.records.entries_lost(),
+            capacity: self.admission.host_capacity().await,
+            egress: self.node.egress_counters().await.ok(),
+            certificate: self.tls.as_ref().and_then(Tls::validity),
+        };
+        self.metrics.text(&snapshot)
+    }
+}
+
 pub(super) async fn read_metrics(State(sources): State<MetricSources>) -> Response {
-    let snapshot = MetricsSnapshot {
-        sandboxes: sources.registry.count_by_state(),
-        paused_disk_bytes: sources.registry.paused_disk_bytes(),
-        pooled: sources.nodes.pool_counts(),
-        connections: sources.streams.len(),
-        clients: sources.connections.counts(),
-        log_entries_lost: sources.records.entries_lost(),
-        capacity: sources.admission.host_capacity().await,
-        egress: sources.node.egress_counters().await.ok(),
-        certificate: sources.tls.as_ref().and_then(Tls::validity),
-    };
-    match sources.metrics.text(&snapshot) {
+    match sources.text().await {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(error) => {
             tracing::error!(%error, "cannot write the metrics");

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::message::ExportResponse;
-use super::settings::{Endpoint, TelemetrySettings};
+use super::settings::{Endpoint, Signal, TelemetrySettings};
 use crate::exchange::{self, Answered};
 
 /// How long an export may take, from looking up the host to the end of the answer.
@@ -101,20 +101,20 @@ impl ExportClient {
         }
     }
 
-    /// Sends an export, and returns how many of its spans the receiver did not want.
-    pub(super) async fn send(&self, body: Bytes) -> Result<u64, ExportError> {
-        match tokio::time::timeout(EXCHANGE_BOUND, self.exchange(body)).await {
+    /// Sends an export, and returns how many of its spans or values the receiver did not want.
+    pub(super) async fn send(&self, signal: Signal, body: Bytes) -> Result<u64, ExportError> {
+        match tokio::time::timeout(EXCHANGE_BOUND, self.exchange(signal, body)).await {
             Ok(result) => result,
             Err(_) => Err(ExportError::Timeout),
         }
     }
 
-    async fn exchange(&self, body: Bytes) -> Result<u64, ExportError> {
+    async fn exchange(&self, signal: Signal, body: Bytes) -> Result<u64, ExportError> {
         let endpoint = &self.endpoint;
         let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
             .await
             .map_err(|_| ExportError::Connect)?;
-        let (target, authority) = (endpoint.path.clone(), endpoint.authority.clone());
+        let (target, authority) = (endpoint.path(signal).clone(), endpoint.authority.clone());
         let request = exchange::post(target, authority, "application/x-protobuf", self.headers.clone(), body);
         let answered = if endpoint.is_tls {
             let name = ServerName::try_from(endpoint.host.clone()).map_err(|_| ExportError::Tls)?;
@@ -146,7 +146,7 @@ async fn accepted(answered: Answered) -> Result<u64, ExportError> {
     let body = Limited::new(answer.into_body(), BODY_MAX).collect().await;
     let answer = body.ok().and_then(|body| ExportResponse::decode(body.to_bytes()).ok());
     let rejected = answer.and_then(|answer| answer.partial_success);
-    Ok(rejected.map_or(0, |partial| u64::try_from(partial.rejected_spans).unwrap_or(0)))
+    Ok(rejected.map_or(0, |partial| u64::try_from(partial.rejected).unwrap_or(0)))
 }
 
 /// The seconds that a receiver asks to wait. A date counts as nothing: the clocks of two hosts differ.

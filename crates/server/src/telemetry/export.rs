@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::client::{ExportClient, ExportError};
 use super::message::{ExportRequest, Resource, ResourceSpans, Scope, ScopeSpans};
 use super::queue::Queue;
-use super::record::{Attribute, Record};
+use super::record::Record;
+use super::settings::Signal;
 use crate::metrics::Metrics;
 use crate::outcome::SpanOutcome;
 
@@ -26,15 +27,15 @@ const ATTEMPTS: u32 = 5;
 /// The pause after the first failure, and the longest one. Each is twice as long as the one before, less up to a half.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long exporting what is left may take once everything else has stopped.
-const FLUSH_BOUND: Duration = Duration::from_secs(2);
+pub(super) const FLUSH_BOUND: Duration = Duration::from_secs(2);
 /// Least time between two lines of the log about the same receiver.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+pub(super) const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// The exporter.
 #[derive(Debug)]
-pub(crate) struct Exporter {
+pub(super) struct Exporter {
     queue: Arc<Queue>,
-    client: ExportClient,
+    client: Arc<ExportClient>,
     metrics: Arc<Metrics>,
     resource: Resource,
     /// Spans that were taken from the queue and are neither accepted nor given up: their number and their export.
@@ -62,19 +63,12 @@ struct ExportLog {
 
 impl Exporter {
     /// An exporter whose spans are those of a program with these attributes.
-    pub(super) fn new(
-        queue: Arc<Queue>,
-        client: ExportClient,
-        metrics: Arc<Metrics>,
-        resource: Vec<Attribute>,
-    ) -> Self {
+    pub(super) fn new(queue: Arc<Queue>, client: Arc<ExportClient>, metrics: Arc<Metrics>, resource: Resource) -> Self {
         Self {
             queue,
             client,
             metrics,
-            resource: Resource {
-                attributes: resource.into_iter().map(Attribute::into_message).collect(),
-            },
+            resource,
             batch: None,
             failures: 0,
             log: ExportLog::default(),
@@ -82,7 +76,7 @@ impl Exporter {
     }
 
     /// Exports until `stop` is cancelled, and then what is left.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
+    pub(super) async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
@@ -143,7 +137,7 @@ impl Exporter {
         };
         batch.attempts += 1;
         let (count, attempts) = (batch.count, batch.attempts);
-        match self.client.send(batch.body.clone()).await {
+        match self.client.send(Signal::Traces, batch.body.clone()).await {
             Ok(rejected) => {
                 self.batch = None;
                 self.failures = 0;
@@ -175,10 +169,7 @@ impl Exporter {
             resource_spans: vec![ResourceSpans {
                 resource: Some(self.resource.clone()),
                 scope_spans: vec![ScopeSpans {
-                    scope: Some(Scope {
-                        name: "ringfence".to_owned(),
-                        version: env!("CARGO_PKG_VERSION").to_owned(),
-                    }),
+                    scope: Some(scope()),
                     spans: records.into_iter().map(Record::into_message).collect(),
                 }],
             }],
@@ -220,6 +211,14 @@ impl ExportLog {
         }
         self.is_failing = false;
         self.lost = lost;
+    }
+}
+
+/// What spans and metrics come from.
+pub(super) fn scope() -> Scope {
+    Scope {
+        name: "ringfence".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
 

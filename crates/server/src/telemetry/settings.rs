@@ -1,4 +1,4 @@
-//! The settings of traces: where they are sent, with which headers, and how many.
+//! The settings of traces and metrics: where they are sent, with which headers, and how many traces.
 
 use std::fmt;
 
@@ -6,8 +6,9 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 use rustls::pki_types::CertificateDer;
 
-/// Where a receiver of OTLP over HTTP takes traces, below its address.
+/// Where a receiver of OTLP over HTTP takes traces and metrics, below its address.
 const TRACES: &str = "/v1/traces";
+const METRICS: &str = "/v1/metrics";
 /// Maximum number of headers, and of bytes of one.
 const HEADERS_MAX: (usize, usize) = (32, 8192);
 /// Headers that are those of the exchange.
@@ -21,7 +22,7 @@ const OWN: [HeaderName; 7] = [
     header::USER_AGENT,
 ];
 
-/// Settings of traces. There are none without a receiver.
+/// Settings of what is exported. Without a receiver, nothing is.
 #[derive(Clone)]
 pub struct TelemetrySettings {
     /// The receiver.
@@ -52,7 +53,15 @@ pub struct Endpoint {
     pub(super) port: u16,
     /// Host and port as they were given.
     pub(super) authority: HeaderValue,
-    pub(super) path: Uri,
+    traces: Uri,
+    metrics: Uri,
+}
+
+/// What is exported: a receiver takes each at a path of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Signal {
+    Traces,
+    Metrics,
 }
 
 impl Endpoint {
@@ -91,14 +100,27 @@ impl Endpoint {
         if host.is_empty() || !is_plain {
             return Err(why());
         }
-        let path = format!("{}{TRACES}", address.path().trim_end_matches('/'));
+        let base = address.path().trim_end_matches('/');
+        let below = |path: &str| -> Result<Uri, String> {
+            let path = format!("{base}{path}").parse::<PathAndQuery>();
+            Ok(path.map_err(|_| why())?.into())
+        };
         Ok(Self {
             is_tls,
             host: host.to_owned(),
             port,
             authority: HeaderValue::from_str(authority.as_str()).map_err(|_| why())?,
-            path: path.parse::<PathAndQuery>().map_err(|_| why())?.into(),
+            traces: below(TRACES)?,
+            metrics: below(METRICS)?,
         })
+    }
+
+    /// Where exports of this kind are sent.
+    pub(super) fn path(&self, signal: Signal) -> &Uri {
+        match signal {
+            Signal::Traces => &self.traces,
+            Signal::Metrics => &self.metrics,
+        }
     }
 
     /// Whether what is sent there can be read by others on the way: it is neither encrypted nor on this host.
@@ -150,23 +172,20 @@ mod tests {
 
     #[test]
     fn endpoints_are_read() {
-        for (text, is_tls, host, port, path) in [
-            ("http://127.0.0.1:4318", false, "127.0.0.1", 4318, "/v1/traces"),
-            ("http://127.0.0.1:4318/", false, "127.0.0.1", 4318, "/v1/traces"),
-            ("http://[::1]:4318", false, "::1", 4318, "/v1/traces"),
-            ("http://collector", false, "collector", 80, "/v1/traces"),
-            ("https://otlp.test/api/x/", true, "otlp.test", 443, "/api/x/v1/traces"),
+        for (text, is_tls, host, port, base) in [
+            ("http://127.0.0.1:4318", false, "127.0.0.1", 4318, ""),
+            ("http://127.0.0.1:4318/", false, "127.0.0.1", 4318, ""),
+            ("http://[::1]:4318", false, "::1", 4318, ""),
+            ("http://collector", false, "collector", 80, ""),
+            ("https://otlp.test/api/x/", true, "otlp.test", 443, "/api/x"),
         ] {
             let endpoint = Endpoint::parse(text).unwrap();
             assert_eq!(
-                (
-                    endpoint.is_tls,
-                    endpoint.host.as_str(),
-                    endpoint.port,
-                    endpoint.path.path()
-                ),
-                (is_tls, host, port, path),
+                (endpoint.is_tls, endpoint.host.as_str(), endpoint.port),
+                (is_tls, host, port)
             );
+            let paths = [Signal::Traces, Signal::Metrics].map(|signal| endpoint.path(signal).path().to_owned());
+            assert_eq!(paths, [format!("{base}/v1/traces"), format!("{base}/v1/metrics")]);
         }
         for text in [
             "",

@@ -1,16 +1,21 @@
 """The pictures of the dashboard in the documentation are of the pages as they are.
 
-Each is drawn by the pages of this tree with answers that are always the same, and compared with the one in `docs/pictures`. When
-the pages have changed, `RINGFENCE_WRITE_PICTURES=1` writes the new ones instead; look at them before they are committed.
+Each is drawn by the pages of this tree with answers that are always the same. What is compared to the letter is the outline of the
+page, which is written down beside this file: what it says, as readers of screens are told, and how its elements look by its style
+sheets. Neither depends on the fonts of a machine. The pixels are compared with the picture in `docs/pictures` as far as those allow.
+
+When the pages have changed, `RINGFENCE_WRITE_PICTURES=1` writes pictures and outlines instead; look at them before they are committed.
 """
 
 from __future__ import annotations
 
 import base64
+import difflib
 import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,6 +25,7 @@ from playwright.sync_api import Browser, Page, Route, sync_playwright
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "crates/server/src/dashboard/assets"
 PICTURES = ROOT / "docs/pictures"
+OUTLINES = Path(__file__).with_name("outlines")
 NOW = "2026-01-15T10:30:00Z"
 NOW_MS = 1768473000000
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
@@ -28,6 +34,31 @@ POLLED = 40
 # Part of the pixels that may differ: browsers and fonts of other versions draw letters a little differently.
 DIFFERENT_MAX = 0.04
 
+# How the elements of a page look, each kind once: what style sheets say, and nothing that fonts have a part in.
+STYLES = """() => {
+  const names = ['display', 'color', 'background-color', 'border-top', 'border-radius', 'font-size', 'font-weight', 'padding', 'text-decoration-line', 'fill', 'stroke']
+  const lines = new Set()
+  for (const element of document.body.querySelectorAll('*')) {
+    if (!element.checkVisibility()) continue
+    const style = getComputedStyle(element)
+    const kind = [element.localName, ...element.classList].join('.')
+    lines.add(`${kind}: ${names.map((name) => style.getPropertyValue(name)).join('; ')}`)
+  }
+  return [...lines].sort()
+}"""
+
+
+@dataclass(frozen=True)
+class View:
+    """A page of which the documentation has a picture, and a text by which it is known to be complete."""
+
+    path: str
+    text: str
+    width: int = 1120
+    height: int = 700
+    scheme: str = "light"
+
+
 SANDBOXES = [
     ("i4f1k9qz7c0d2m8xw3b5n", "code-interpreter", "running", {"purpose": "review", "pull": "1432"}, 61, 0.34),
     ("i9a2b7c4d6e8f0g1h3j5k", "base", "running", {"agent": "planner"}, 12, 0.11),
@@ -35,6 +66,23 @@ SANDBOXES = [
     ("i0z8y6x4w2v1u3t5s7r9q", "base", "paused", {"agent": "researcher", "user": "ada"}, 0, 0),
     ("ih5g3f1e2d4c6b8a9z7y0", "desktop", "running", {"purpose": "browse"}, 44, 0.71),
 ]
+
+TEMPLATE, BUILD = "nodeci7q2m9w4x8z1k5t", "0f6c2f3e-5a0b-4c7e-9d41-7b8f2a6c9e10"
+LOG = [
+    (0, "base", "FROM e2bdev/base"),
+    (4, "1/3", "RUN apt-get install -y nodejs"),
+    (9, "1/3", "Setting up nodejs (18.20.4+dfsg-1~deb12u1) ..."),
+    (11, "2/3", "COPY package.json package-lock.json /srv/"),
+    (12, "3/3", "RUN npm ci --prefix /srv"),
+    (31, "3/3", "added 214 packages in 19s"),
+    (33, "finalize", "the template is ready"),
+]
+VIEWS = {
+    "sandboxes": View("sandboxes", "pull=1432"),
+    "sandbox": View(f"sandboxes/{SANDBOXES[0][0]}", "CPU"),
+    "build": View(f"templates/{TEMPLATE}/builds/{BUILD}", "All of them"),
+    "phone": View("sandboxes", "pull=1432", 390, 760, "dark"),
+}
 
 
 def listed(entry: tuple) -> dict:
@@ -81,7 +129,7 @@ def answer(path: str, query: dict[str, list[str]], polled: int) -> object:
         return [listed(entry) for entry in SANDBOXES]
     if path == "api/sandboxes/metrics":
         ids = query.get("sandbox_ids", [""])[0].split(",")
-        return {"sandboxes": {identity: sample(by_id[identity], 3 * polled, polled) for identity in ids if identity in by_id}}
+        return {"sandboxes": {identity: sample(by_id[identity], 3 * min(polled, POLLED), min(polled, POLLED)) for identity in ids if identity in by_id}}
     found = re.fullmatch(r"api/sandboxes/(\w+)(/\w+)?", path)
     if found and found[1] in by_id:
         entry = by_id[found[1]]
@@ -91,6 +139,13 @@ def answer(path: str, query: dict[str, list[str]], polled: int) -> object:
             return [sample(entry, step * 5, step) for step in range(120)]
     if re.fullmatch(r"api/v2/sandboxes/\w+/logs", path):
         return {"logs": []}
+    build = f"api/templates/{TEMPLATE}/builds/{BUILD}"
+    if path == f"{build}/status":
+        return {"templateID": TEMPLATE, "buildID": BUILD, "status": "ready", "logs": [], "logEntries": []}
+    if path == f"{build}/logs":
+        return {"logs": [{"timestamp": f"2026-01-15T10:21:{at:02d}.000Z", "level": "info", "step": step, "message": text} for at, step, text in LOG]}
+    if path == f"{build}/layers":
+        return {"hasBase": True, "layers": [{"layerID": f"{at}c41d8e07f2b", "sizeBytes": size << 20} for at, size in enumerate((86, 1, 143))]}
     return []
 
 
@@ -105,8 +160,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1120, "height": 700}, locale="en-GB", timezone_id="UTC", color_scheme="light")
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    view = VIEWS[getattr(request, "param", "sandboxes")]
+    size = {"width": view.width, "height": view.height}
+    context = browser.new_context(viewport=size, locale="en-GB", timezone_id="UTC", color_scheme=view.scheme)
     shown = context.new_page()
     shown.clock.install(time=NOW)
     shown.clock.pause_at("2026-01-15T10:30:01Z")
@@ -157,26 +214,70 @@ def different(browser: Browser, one: bytes, other: bytes) -> float:
         context.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "text"),
-    [("sandboxes", "sandboxes", "pull=1432"), ("sandbox", f"sandboxes/{SANDBOXES[0][0]}", "CPU")],
-)
-def test_a_picture_is_of_the_page_as_it_is(browser: Browser, page: Page, name: str, path: str, text: str) -> None:
-    page.goto(f"http://dashboard.example/dashboard/{path}")
-    page.get_by_text(text).first.wait_for()
+def outline(page: Page) -> str:
+    """What the page says and how it looks, without what depends on fonts."""
+    return "\n".join([page.locator("body").aria_snapshot(), "", *page.evaluate(STYLES), ""])
+
+
+def show(page: Page, view: View) -> None:
+    page.goto(f"http://dashboard.example/dashboard/{view.path}")
+    page.get_by_text(view.text).first.wait_for()
     # The small plots of the list are made of what was read before.
-    while name == "sandboxes" and page.polled < POLLED:
+    while view.path == "sandboxes" and page.polled < POLLED:
         page.clock.run_for(1000)
-    picture = page.screenshot(animations="disabled")
-    file = PICTURES / f"{name}.png"
+    if view.path == "sandboxes":
+        # However long that took by the clock of the page.
+        page.clock.pause_at("2026-01-15T10:40:05Z")
+        aged = page.get_by_text("28 min ago").first
+        for _ in range(50):
+            if aged.is_visible():
+                break
+            page.clock.run_for(1000)
+        aged.wait_for()
+
+
+@pytest.mark.parametrize(("name", "page"), [(name, name) for name in VIEWS], indirect=["page"], ids=list(VIEWS))
+def test_a_picture_is_of_the_page_as_it_is(browser: Browser, page: Page, name: str) -> None:
+    show(page, VIEWS[name])
+    said, picture = outline(page), page.screenshot(animations="disabled")
+    file, beside = PICTURES / f"{name}.png", OUTLINES / f"{name}.txt"
     if os.environ.get("RINGFENCE_WRITE_PICTURES"):
         file.write_bytes(picture)
+        beside.parent.mkdir(exist_ok=True)
+        beside.write_text(said)
         return
+    what = "run this test with RINGFENCE_WRITE_PICTURES=1 and look at the new picture"
+    changed = list(difflib.unified_diff(beside.read_text().splitlines(), said.splitlines(), "as pictured", "as it is", lineterm="", n=1))
+    assert not changed, "\n".join([f"the page of {file} has changed: {what}", *changed])
     part = different(browser, picture, file.read_bytes())
-    assert part <= DIFFERENT_MAX, f"{part:.1%} of {file} differ: run this test with RINGFENCE_WRITE_PICTURES=1 and look at the new picture"
+    assert part <= DIFFERENT_MAX, f"{part:.1%} of {file} differ: {what}"
 
 
 def test_the_comparison_sees_another_page(browser: Browser, page: Page) -> None:
     page.goto("http://dashboard.example/dashboard/keys")
     page.get_by_role("heading", name="Keys").first.wait_for()
     assert different(browser, page.screenshot(), (PICTURES / "sandboxes.png").read_bytes()) > DIFFERENT_MAX
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "document.querySelector('main button').textContent = 'Make sandbox'",
+        "document.querySelector('main button').style.backgroundColor = 'rgb(200, 0, 0)'",
+        "document.querySelector('main label').remove()",
+    ],
+    ids=["a word", "a colour", "a field"],
+)
+def test_the_outline_sees_what_pixels_hardly_show(browser: Browser, page: Page, change: str) -> None:
+    show(page, VIEWS["sandboxes"])
+    page.evaluate(change)
+    assert outline(page) != (OUTLINES / "sandboxes.txt").read_text()
+
+
+def test_each_picture_is_one_of_a_view_and_is_shown() -> None:
+    """No picture of the dashboard is left behind when a view goes, and none is made that no page shows."""
+    page = (ROOT / "docs/dashboard.md").read_text()
+    assert re.findall(r"^!\[[^\]]{20,}\]\(pictures/(\w+)\.png\)$", page, re.MULTILINE) == ["sandboxes", "sandbox", "build", "phone"]
+    assert set(VIEWS) == {"sandboxes", "sandbox", "build", "phone"} == {file.stem for file in OUTLINES.iterdir()}
+    of_others = {"desktop", "plot"}
+    assert {file.stem for file in PICTURES.glob("*.png")} - of_others == set(VIEWS)

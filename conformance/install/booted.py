@@ -108,13 +108,15 @@ class Booted(Fresh):
         assert self.process
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(within(60))
+            # Agents of sandboxes end at no signal but the last one, for which systemd waits 90 s.
+            self.process.wait(within(120))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(30)
             raise
-        for place in hierarchies():
-            remove_group(place / NAME)
+        finally:
+            for place in hierarchies():
+                remove_group(place / NAME)
 
     def close(self) -> None:
         if self.process and self.process.poll() is None:

@@ -1,4 +1,4 @@
-//! The keys of traces, which depend on each other.
+//! The keys of traces and of the export of metrics, which depend on each other.
 
 use server::settings::Endpoint;
 
@@ -9,7 +9,7 @@ use super::telemetry::TelemetryConfig;
 use super::values::file;
 
 impl Given<'_> {
-    /// Where traces are sent; none if they are not.
+    /// Where traces and metrics are sent; none if they are not.
     pub(super) fn telemetry(&self) -> Result<Option<TelemetryConfig>, ConfigError> {
         let endpoint = self.parse(keys::TELEMETRY_OTLP_ENDPOINT, Endpoint::parse)?;
         let headers_file = self.parse(keys::TELEMETRY_OTLP_HEADERS_FILE, file)?;

@@ -1,4 +1,4 @@
-//! Settings of traces.
+//! Settings of traces, and of the export of metrics.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use super::egress::upstream_roots;
 /// Maximum size of the file of headers, in bytes.
 const HEADERS_MAX: u64 = 64 << 10;
 
-/// Where traces are sent, and how many.
+/// Where traces and metrics are sent, and how many traces.
 #[derive(Debug, Clone)]
 pub(crate) struct TelemetryConfig {
     pub(super) endpoint: Endpoint,

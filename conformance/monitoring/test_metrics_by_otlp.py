@@ -139,14 +139,15 @@ def test_what_a_scrape_has_is_pushed(traced: Traced, receiver: Receiver) -> None
 
 def test_what_is_unknown_has_no_value(traced: Traced, receiver: Receiver) -> None:
     """Without HTTPS there is no certificate that could expire: a scrape has NaN."""
-    (metric,) = [metric for metric in receiver.next_push().metrics if "certificate_expiry" in metric.name]
+    push = until(lambda: list(receiver.pushes), "metrics have come")[-1]
+    (metric,) = [metric for metric in push.metrics if "certificate_expiry" in metric.name]
     (point,) = metric.gauge.data_points
     assert point.flags == DataPointFlags.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK and point.WhichOneof("value") is None
 
 
 def test_a_push_is_what_the_protocol_says(traced: Traced, receiver: Receiver) -> None:
     traced.span("GET", "/sandboxes")
-    push = receiver.next_push()
+    push = until(lambda: list(receiver.pushes), "metrics have come")[-1]
     known(push.message)
     assert push.path == "/v1/metrics"
     assert push.headers["content-type"] == "application/x-protobuf"

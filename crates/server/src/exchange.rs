@@ -1,4 +1,4 @@
-//! One HTTP request to a server of another operator, on a connection of its own: for webhooks and for exports of traces.
+//! One HTTP request to a server of another operator, on a connection of its own: for webhooks and for exports of traces and metrics.
 //!
 //! How the connection was made, and to whom it may be made, is the caller's. Redirects are not followed, the environment has no
 //! say (no proxy), and what is read of the head of an answer is bounded.

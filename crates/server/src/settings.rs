@@ -82,7 +82,7 @@ pub struct ServerSettings {
     pub pause: PauseSettings,
     /// Webhooks of teams.
     pub webhooks: WebhookSettings,
-    /// Traces; none if they are not exported.
+    /// Traces and the export of metrics; none if nothing is exported.
     pub telemetry: Option<TelemetrySettings>,
     /// How it works with other servers on its database; none for a platform that never does.
     pub servers: Option<ServersSettings>,

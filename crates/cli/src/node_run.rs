@@ -2,8 +2,10 @@
 //!
 //! The node connects to its server and is called over that connection. With several servers on one database it is connected to
 //! one of them at a time, closes that connection before it opens another one, and goes to the next server when one does not
-//! answer. It has no database, no keys of teams, and listens on no port. While the server is away, sandboxes go on. A server that has not taken this node over yet does so as after a
-//! restart of the platform: the node lets go of its sandboxes, which keep running, and adopts those that the server wants.
+//! answer. It has no database, no keys of teams, and listens on no port. While the server is away, sandboxes go on, until they are
+//! overdue: then the node ends or pauses them by itself, and has the next connection begin a new session.
+//! A server that has not taken this node over yet does so as after a restart of the platform: the node lets go of its sandboxes,
+//! which keep running, and adopts those that the server wants.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use link::{Address, Capabilities, Hello, LinkError, Welcome};
-use node::Node;
+use node::{Deadlines, Node};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio_rustls::client::TlsStream;
@@ -31,6 +33,8 @@ use crate::{doctor, harden, node_identity, output, version};
 const CALLS_BOUND: Duration = Duration::from_secs(60);
 /// How long a server may take to answer where there are others.
 const CONNECT_BOUND: Duration = Duration::from_secs(4);
+/// Where the deadlines of sandboxes are noted, in the data directory.
+const DEADLINES: &str = "deadlines";
 /// How often a node that stays connected looks whether its certificate ends soon.
 const RENEWAL_CHECK: Duration = Duration::from_secs(6 * 60 * 60);
 
@@ -61,7 +65,8 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
 
 async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
-    let node = start(settings, &traffic).await?;
+    let deadlines = Deadlines::open(&dir.path().join(DEADLINES)).context("open the deadlines of sandboxes")?;
+    let node = start(settings, &traffic, &deadlines).await?;
     if !node.is_limited() {
         tracing::warn!("sandboxes run without limits of cpu, memory and processes: any of them can use up this host");
     }
@@ -80,6 +85,7 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
         capabilities: Capabilities {
             writes_processes: node.writes_processes(),
             is_limited: node.is_limited(),
+            keeps_deadlines: true,
         },
         ..link::hello(node_identity::host_name(), version::text().to_owned())
     };
@@ -90,6 +96,7 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
         joined,
         servers,
         traffic,
+        deadlines,
         node: Some(node),
         calls: TaskTracker::new(),
     };
@@ -105,10 +112,11 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
     Ok(runtimes::drain(release, &mut signals, ExitCode::SUCCESS).await)
 }
 
-async fn start(settings: &Config, traffic: &Handle) -> Result<Arc<Node>> {
+async fn start(settings: &Config, traffic: &Handle, deadlines: &Arc<Deadlines>) -> Result<Arc<Node>> {
     Node::start(node::NodeSettings {
         egress: egress_of(settings)?,
         traffic: Some(traffic.clone()),
+        deadlines: Some(Arc::clone(deadlines)),
         ..settings.node.clone()
     })
     .await
@@ -124,6 +132,8 @@ struct Serving<'a> {
     servers: ServerOrder,
     hello: Hello,
     traffic: Handle,
+    /// The deadlines of its sandboxes, for when no server is there.
+    deadlines: Arc<Deadlines>,
     /// None only while it is started again.
     node: Option<Arc<Node>>,
     /// What the server has called for.
@@ -136,12 +146,25 @@ impl Serving<'_> {
         let mut is_told = false;
         loop {
             self.renew().await;
+            if self.deadlines.has_acted() {
+                // The sandboxes are not as that session knows them.
+                self.hello.session = None;
+            }
             let server = self.servers.current().clone();
             let ended = match self.connect(&server).await {
                 Ok((welcome, connection)) => {
                     is_told = false;
-                    if self.hello.session.as_ref() != Some(&welcome.session) {
-                        if self.hello.session.is_some() {
+                    // From here on, nothing is ended or paused at its deadline but by the server.
+                    let goes_on = self.hello.session.as_ref() == Some(&welcome.session);
+                    let has_acted = self.deadlines.hold(goes_on);
+                    if goes_on {
+                        if has_acted {
+                            tracing::info!(%server, "connecting again: sandboxes were ended or paused at their deadlines meanwhile");
+                            self.deadlines.lose();
+                            continue;
+                        }
+                    } else {
+                        if self.hello.session.is_some() || has_acted {
                             self.let_go().await?;
                         }
                         self.hello.session = Some(welcome.session);
@@ -154,6 +177,7 @@ impl Serving<'_> {
                         // The server is told by the end of the connection, and the next one has the new certificate.
                         () = until_due(&self.joined) => std::io::Error::other("the certificate is renewed"),
                     };
+                    self.deadlines.lose();
                     tracing::warn!(%server, "the connection to the server has ended, connecting again: {error}");
                     Ended::of_connection(error.kind(), since.elapsed())
                 }
@@ -226,7 +250,8 @@ impl Serving<'_> {
             // Dropped before the next one is started, which waits for what this one has of the host.
             node.release().await;
         }
-        self.node = Some(start(self.settings, &self.traffic).await?);
+        self.deadlines.let_go();
+        self.node = Some(start(self.settings, &self.traffic, &self.deadlines).await?);
         Ok(())
     }
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
-use protocol::node::{ClaimSandbox, ForkSandbox, PauseSandbox, PermitRequest, ResumeSandbox, StartSandbox, Wanted};
+use protocol::node::{
+    ClaimSandbox, ForkSandbox, NodeDeadline, PauseSandbox, PermitRequest, ResumeSandbox, StartSandbox, Wanted,
+};
 use serde::{Deserialize, Serialize};
 
 /// How long a call may take that reads or changes little.
@@ -37,6 +39,9 @@ pub(crate) enum Call {
     BaseVersion,
     Dial(SandboxId, u16),
     SetEgress(SandboxId, EgressPolicy),
+    SetDeadline(SandboxId, NodeDeadline),
+    Expired,
+    ForgetExpired(Vec<SandboxId>),
     Reconcile(Vec<Wanted>),
     /// With how many events may be on their way that the subscriber has not used yet.
     Subscribe(u32),
@@ -60,6 +65,9 @@ impl Call {
             | Self::BaseVersion
             | Self::Dial(..)
             | Self::SetEgress(..)
+            | Self::SetDeadline(..)
+            | Self::Expired
+            | Self::ForgetExpired(_)
             | Self::Subscribe(_)
             | Self::Samples
             | Self::Capacity

@@ -57,6 +57,9 @@ pub struct Capabilities {
     /// Whether the limits of sandboxes are enforced.
     #[serde(default)]
     pub is_limited: bool,
+    /// Whether it keeps deadlines: it is told them, and asked what it has ended or paused by itself.
+    #[serde(default)]
+    pub keeps_deadlines: bool,
 }
 
 /// The answer of a server.

@@ -140,6 +140,9 @@ async fn answer(node: &dyn NodeApi, mut body: RecvStream, respond: SendResponse<
             Err(error) => caller.finish(&Err::<(), _>(error)).await,
         },
         Call::SetEgress(id, policy) => caller.finish(&node.set_egress(&id, policy).await).await,
+        Call::SetDeadline(id, deadline) => caller.finish(&node.set_deadline(&id, deadline).await).await,
+        Call::Expired => caller.finish(&node.expired().await).await,
+        Call::ForgetExpired(ids) => caller.finish(&node.forget_expired(ids).await).await,
         Call::Reconcile(wanted) => caller.finish(&node.reconcile(wanted).await).await,
         Call::Subscribe(ahead) => match node.subscribe().await {
             Ok(events) => {

@@ -8,6 +8,7 @@ use protocol::node::{ClaimSandbox, Failure, FrozenSandbox, NodeError, Stage, Sta
 
 use crate::control::AGENT_TIMEOUT;
 use crate::handle::SandboxHandle;
+use crate::overdue;
 use crate::shared::Shared;
 use crate::start::init_of;
 use crate::supervisor::connect_control;
@@ -49,7 +50,12 @@ pub(crate) async fn claim(
     request: ClaimSandbox,
 ) -> Result<StartedSandbox, NodeError> {
     let begun = Instant::now();
-    let ClaimSandbox { id, init, egress } = request;
+    let ClaimSandbox {
+        id,
+        init,
+        egress,
+        deadline,
+    } = request;
     let claimed = async {
         if shared.driver.capabilities().freeze {
             // One write to a file of the kernel.
@@ -75,6 +81,7 @@ pub(crate) async fn claim(
         claimed.map_err(|error| NodeError::Failed(Failure::during("the agent did not respond", &error)))?;
     // Last: nothing is open for a sandbox that has not got its identity.
     handle.set_egress(egress);
+    overdue::note(shared, &id, deadline).await;
     Ok(StartedSandbox {
         is_restored: false,
         agent_version,

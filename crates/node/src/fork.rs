@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::begun::Begun;
 use crate::handle::SandboxHandle;
+use crate::overdue;
 use crate::pause::checkpoint::Space;
 use crate::pause::kept::remove_disk;
 use crate::restores::TURN_TIMEOUT;
@@ -224,7 +225,12 @@ impl Starting {
     }
 
     async fn start_copied(&self, child: ForkedSandbox, copy: &Fork) -> Result<StartedSandbox, NodeError> {
-        let ForkedSandbox { id, boot, egress } = child;
+        let ForkedSandbox {
+            id,
+            boot,
+            egress,
+            deadline,
+        } = child;
         let _begun = Begun::start(&self.shared, &id)?;
         // The children have the same owner, and wait for each other.
         let timeout = TURN_TIMEOUT + CHILD_TIMEOUT * u32::try_from(self.count).unwrap_or(u32::MAX);
@@ -250,9 +256,10 @@ impl Starting {
         }
         let (handle, control, started) = started?;
         let (shared, stop) = (Arc::clone(&self.shared), self.stop.clone());
-        shared.sandboxes.lock().insert(id, Arc::clone(&handle));
+        shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
         self.tasks
             .spawn(supervisor::supervise(shared, handle, Some(control), stop));
+        overdue::note(&self.shared, &id, deadline).await;
         Ok(started)
     }
 

@@ -17,6 +17,7 @@ mod commit;
 mod condition;
 mod control;
 mod counters;
+mod deadlines;
 mod egress;
 mod events;
 mod fork;
@@ -26,6 +27,7 @@ mod journal;
 mod log_writer;
 mod memory;
 mod memory_locks;
+mod overdue;
 mod pause;
 mod permits;
 mod process_watch;
@@ -41,18 +43,19 @@ mod work;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use model::capacity::Bounds;
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
-    Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ForkSandbox, FrozenSandbox,
-    HostCapacity, HostLoad, HostReport, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NoCapacity, NodeApi,
-    NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox,
-    SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Traffic, Wanted,
+    Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ExpiredSandbox,
+    ForkSandbox, FrozenSandbox, HostCapacity, HostLoad, HostReport, LayerInfo, LayerStream, LiveSandbox, MemoryInfo,
+    NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest,
+    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Traffic,
+    Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -66,6 +69,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::begun::Begun;
 use crate::counters::{GuardCounters, ThrottleCounters};
+pub use crate::deadlines::Deadlines;
 use crate::guard::Guard;
 use crate::handle::SandboxHandle;
 use crate::journal::Journal;
@@ -99,6 +103,8 @@ pub struct NodeSettings {
     pub egress: EgressSettings,
     /// The runtime on which connections of sandboxes are relayed; by default that of the caller.
     pub traffic: Option<Handle>,
+    /// The deadlines that the node keeps itself, for when no server is there; none where it is in the process of its server.
+    pub deadlines: Option<Arc<Deadlines>>,
 }
 
 impl NodeSettings {
@@ -113,6 +119,7 @@ impl NodeSettings {
             process_rate: Some(PROCESS_RATE),
             egress: EgressSettings::default(),
             traffic: None,
+            deadlines: None,
         }
     }
 }
@@ -141,6 +148,7 @@ impl Node {
             process_rate,
             egress,
             traffic,
+            deadlines,
         } = settings;
         let gateway = EgressGateway::new(egress, traffic.unwrap_or_else(Handle::current));
         let driver = blocking(move || isolation.open(&driver)).await??;
@@ -149,6 +157,9 @@ impl Node {
             && node.shared.driver.capabilities().process_counter
         {
             process_watch::watch(&node.shared, rate)?;
+        }
+        if let Some(deadlines) = deadlines {
+            node.enforce(deadlines);
         }
         Ok(node)
     }
@@ -187,6 +198,7 @@ impl Node {
             checkpoint_bytes: AtomicU64::new(0),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
             stop: stop.clone(),
+            deadlines: OnceLock::new(),
             disk: GuardCounters::default(),
             throttles: ThrottleCounters::default(),
             streams: Arc::new(Traffic::new(now_us())),
@@ -210,6 +222,13 @@ impl Node {
             stop,
             tasks: TaskTracker::new(),
         }))
+    }
+
+    /// Keeps deadlines from now on.
+    fn enforce(&self, deadlines: Arc<Deadlines>) {
+        let kept = Arc::clone(self.shared.deadlines.get_or_init(|| deadlines));
+        let (shared, tasks) = (Arc::clone(&self.shared), self.tasks.clone());
+        self.tasks.spawn(overdue::enforce(shared, tasks, kept));
     }
 
     /// Whether the limits of sandboxes are enforced on this host.
@@ -277,6 +296,7 @@ impl Node {
             if let Some(build) = &request.memory
                 && let Some(started) = memory::start(&shared, &tasks, &stop, &request, build).await?
             {
+                overdue::note(&shared, &request.id, request.deadline).await;
                 return Ok(started);
             }
             let begin = Begin {
@@ -291,8 +311,9 @@ impl Node {
                 egress: &request.egress,
             };
             let (handle, control, started) = start::start(&shared, &tasks, begin).await?;
-            shared.sandboxes.lock().insert(request.id, Arc::clone(&handle));
+            shared.sandboxes.lock().insert(request.id.clone(), Arc::clone(&handle));
             tasks.spawn(supervisor::supervise(Arc::clone(&shared), handle, Some(control), stop));
+            overdue::note(&shared, &request.id, request.deadline).await;
             Ok(started)
         });
         start.await.map_err(failed)?
@@ -387,6 +408,7 @@ impl NodeApi for Node {
                 Some(handle) => handle.kill().await,
                 None => pause::remove(&self.shared, &self.tasks, id).await?,
             }
+            overdue::forget(&self.shared, id).await;
             Ok(())
         })
     }
@@ -411,11 +433,21 @@ impl NodeApi for Node {
         request: PauseSandbox,
         cancel: CancellationToken,
     ) -> NodeFuture<'_, Result<PausedSandbox, NodeError>> {
-        Box::pin(pause::pause(&self.shared, &self.tasks, request, cancel))
+        Box::pin(async move {
+            let id = request.id.clone();
+            let paused = pause::pause(&self.shared, &self.tasks, request, cancel).await?;
+            overdue::forget(&self.shared, &id).await;
+            Ok(paused)
+        })
     }
 
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>> {
-        Box::pin(pause::resume::resume(&self.shared, &self.tasks, request))
+        Box::pin(async move {
+            let (id, deadline) = (request.id.clone(), request.deadline);
+            let resumed = pause::resume::resume(&self.shared, &self.tasks, request).await?;
+            overdue::note(&self.shared, &id, deadline).await;
+            Ok(resumed)
+        })
     }
 
     fn commit<'a>(&'a self, id: &'a SandboxId, merge: bool) -> NodeFuture<'a, Result<Committed, NodeError>> {
@@ -539,6 +571,18 @@ impl NodeApi for Node {
             handle.set_egress(policy);
             Ok(())
         })
+    }
+
+    fn set_deadline<'a>(&'a self, id: &'a SandboxId, deadline: NodeDeadline) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(overdue::set(&self.shared, id, deadline))
+    }
+
+    fn expired(&self) -> NodeFuture<'_, Result<Vec<ExpiredSandbox>, NodeError>> {
+        Box::pin(overdue::expired(&self.shared))
+    }
+
+    fn forget_expired(&self, ids: Vec<SandboxId>) -> NodeFuture<'_, Result<(), NodeError>> {
+        Box::pin(overdue::forget_all(&self.shared, ids))
     }
 
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>> {

@@ -16,7 +16,7 @@ use crate::handle::{Network, SandboxHandle, closed};
 use crate::log_writer::LogWriter;
 use crate::shared::Shared;
 use crate::work::{blocking, failed};
-use crate::{egress, pause, supervisor};
+use crate::{egress, overdue, pause, supervisor};
 
 /// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
 /// background.
@@ -122,8 +122,16 @@ pub(crate) async fn adopt_all(
     end_all(shared, tasks, remove, AfterEnd::Clean).await;
 
     let mut adopted = Vec::with_capacity(adopt.len() + keep.len());
+    let mut deadlines = HashMap::new();
     for (found, wanted) in adopt {
-        adopted.extend(adopt_one(shared, tasks, found, wanted).await);
+        let deadline = wanted.deadline;
+        let one = adopt_one(shared, tasks, found, wanted).await;
+        if let (Some(Adopted { id, state }), Some(deadline)) = (&one, deadline)
+            && *state == AdoptedState::Running
+        {
+            deadlines.insert(id.clone(), deadline);
+        }
+        adopted.extend(one);
     }
     for (id, disk, kept) in keep {
         let log = LogWriter::new(id.clone(), Arc::clone(&shared.journal));
@@ -140,6 +148,8 @@ pub(crate) async fn adopt_all(
     let driver = Arc::clone(&shared.driver);
     let swept = blocking(move || driver.storage().sweep_disks(&disks)).await;
     swept.map_err(failed)?.map_err(failed)?;
+    // Last: from here on a server acts at deadlines.
+    overdue::take_over(shared, deadlines).await?;
     Ok(adopted)
 }
 
@@ -156,7 +166,13 @@ async fn note_disks(shared: &Shared, keep: &[(SandboxId, DiskId, Kept)]) -> Resu
     noted.await.map_err(failed)?.map_err(failed)
 }
 
-async fn adopt_one(shared: &Arc<Shared>, tasks: &TaskTracker, found: Found, wanted: Wanted) -> Option<Adopted> {
+/// Adopts a sandbox that has processes, in the state that is wanted; none if it has just ended.
+pub(crate) async fn adopt_one(
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    found: Found,
+    wanted: Wanted,
+) -> Option<Adopted> {
     let Found { id, disk, alive } = found;
     let sandbox = alive?;
     // One that was written when the platform ended is not what these processes make of the disk.

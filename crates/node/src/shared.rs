@@ -4,8 +4,8 @@
 //! Nothing here uses one of the parts, so each of them can use all of it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use model::id::{DiskId, SandboxId};
 use parking_lot::Mutex;
@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::counters::{GuardCounters, ThrottleCounters};
+use crate::deadlines::Deadlines;
 use crate::handle::SandboxHandle;
 use crate::journal::Journal;
 use crate::memory_locks::MemoryLocks;
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     /// Space for checkpoints that are being written, in bytes.
     pub(crate) checkpoint_bytes: AtomicU64,
     pub(crate) stop: CancellationToken,
+    /// The deadlines that the node keeps itself; unset where its server keeps them alone.
+    pub(crate) deadlines: OnceLock<Arc<Deadlines>>,
     pub(crate) disk: GuardCounters,
     pub(crate) throttles: ThrottleCounters,
     /// Counts what all sandboxes receive and send over streams that are opened into them.

@@ -8,6 +8,7 @@
 //! exception is a stream into a sandbox ([`SandboxStream`]), which is carried as bytes.
 
 mod counters;
+mod deadlines;
 mod error;
 mod events;
 mod guards;
@@ -29,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 pub use self::counters::{DnsCounters, EgressConnections, EgressCounters};
+pub use self::deadlines::{Expired, ExpiredSandbox, NodeDeadline, Overdue};
 pub use self::error::{DialError, Failure, NodeError};
 pub use self::events::{LiveSandbox, NodeEvent, NodeEvents, Snapshot};
 pub use self::guards::{DiskStops, Throttles};
@@ -166,6 +168,9 @@ pub struct StartSandbox {
     /// time ([`NodeError::Busy`]); sandboxes without a name count as those of one owner.
     #[serde(default)]
     pub owner: Option<String>,
+    /// Its deadline, for a node that keeps deadlines; none for a sandbox without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<NodeDeadline>,
 }
 
 /// A sandbox that was started and whose agent has responded.
@@ -189,6 +194,9 @@ pub struct ClaimSandbox {
     pub init: Init,
     /// Network policy of the sandbox from now on.
     pub egress: EgressPolicy,
+    /// Its deadline, for a node that keeps deadlines; none for a sandbox without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<NodeDeadline>,
 }
 
 /// A sandbox that was frozen.
@@ -235,6 +243,9 @@ pub struct ResumeSandbox {
     pub egress: EgressPolicy,
     /// What a start of its processes needs; none where they are kept in memory.
     pub boot: Option<Boot>,
+    /// Its deadline, for a node that keeps deadlines; none for a sandbox without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<NodeDeadline>,
 }
 
 /// What the node needs to start a sandbox whose processes are not in memory.
@@ -278,6 +289,9 @@ pub struct ForkedSandbox {
     pub boot: Boot,
     /// Network policy of the sandbox.
     pub egress: EgressPolicy,
+    /// Its deadline, for a node that keeps deadlines; none for a sandbox without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<NodeDeadline>,
 }
 
 /// One stage of a start.
@@ -334,6 +348,9 @@ pub struct Wanted {
     pub state: WantedState,
     /// Network policy of the sandbox from its adoption on.
     pub egress: EgressPolicy,
+    /// Its deadline, for a node that keeps deadlines; none for a sandbox without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<NodeDeadline>,
 }
 
 /// The desired state of a sandbox.
@@ -505,6 +522,25 @@ pub trait NodeApi: Send + Sync + 'static {
     /// every disk except those of wanted sandboxes, and returns those that were adopted. Nothing is asked of a sandbox
     /// that is adopted.
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>>;
+
+    /// Changes the deadline of a running sandbox, for when no server is there. [`NodeError::NotFound`] when there is no such
+    /// sandbox, or the node ends or pauses it at the one before. A node that keeps no deadlines ignores it.
+    fn set_deadline<'a>(&'a self, id: &'a SandboxId, deadline: NodeDeadline) -> NodeFuture<'a, Result<(), NodeError>> {
+        let _ = (id, deadline);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The sandboxes that the node has ended or paused by itself, because no server was there at their deadlines. To be asked
+    /// before [`Self::reconcile`]. They are listed until they are forgotten, or run again.
+    fn expired(&self) -> NodeFuture<'_, Result<Vec<ExpiredSandbox>, NodeError>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Forgets that the node has ended or paused these by itself: their rows say so. Others are ignored.
+    fn forget_expired(&self, ids: Vec<SandboxId>) -> NodeFuture<'_, Result<(), NodeError>> {
+        let _ = ids;
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// Starts a stream of node events. A later call ends the stream before; [`NodeEvents`] describes which events are
     /// kept in between.

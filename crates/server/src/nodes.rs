@@ -62,6 +62,8 @@ pub(crate) struct ServedNode {
     pub(crate) admission: Arc<AdmissionControl>,
     /// Whether it can write processes to disk.
     pub(crate) writes_processes: bool,
+    /// Whether it keeps deadlines: it is told them, and asked what it has done about them.
+    pub(crate) keeps_deadlines: bool,
     /// What it is known to have.
     pub(crate) holdings: Mutex<Holdings>,
     /// What is known of the room of all nodes.

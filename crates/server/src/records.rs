@@ -161,6 +161,13 @@ impl Records {
         }
     }
 
+    /// Notes that the run of a sandbox has ended at this time, before its end was known here.
+    pub(crate) fn run_has_ended(&self, id: &SandboxId, at_us: i64) {
+        if let Some(tracked) = self.tracked.lock().get_mut(id) {
+            tracked.subject.end(at_us);
+        }
+    }
+
     /// Counts whether a sandbox runs.
     fn count(&self, tracked: &mut TrackedSandbox, is_running: bool) {
         let was_running = std::mem::replace(&mut tracked.is_running, is_running);

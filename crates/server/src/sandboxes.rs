@@ -20,6 +20,7 @@ pub(crate) mod idempotency;
 pub(crate) mod injections;
 pub(crate) mod lifecycle;
 pub(crate) mod network;
+mod node_deadlines;
 pub(crate) mod node_events;
 pub(crate) mod pause;
 pub(crate) mod policy;

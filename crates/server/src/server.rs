@@ -41,7 +41,7 @@ use crate::metrics::Metrics;
 use crate::node::NodeHandle;
 use crate::nodes::Nodes;
 use crate::nodes::all::AllNodes;
-use crate::nodes::keeper::NodeKeeper;
+use crate::nodes::keeper::{NodeCan, NodeKeeper};
 use crate::nodes::placement::Placement;
 use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
@@ -130,7 +130,12 @@ impl Server {
         let (server, background) = Self::prepare(listener, lease, settings, &stop)?;
         let keeper = Arc::clone(&server.keeper);
         let rows = server.lease.rows().clone();
-        let served = keeper.session(rows, node, true, CancellationToken::new(), &TaskTracker::new());
+        let can = NodeCan {
+            writes_processes: true,
+            // It would end with this process, as the server does.
+            keeps_deadlines: false,
+        };
+        let served = keeper.session(rows, node, can, CancellationToken::new(), &TaskTracker::new());
         let taken = async {
             let events = served.handle.subscribe().await.map_err(StartError::Subscribe)?;
             background.admission.check_names().await.map_err(AdoptError::from)?;

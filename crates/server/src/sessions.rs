@@ -20,7 +20,7 @@ use crate::chain::Chain;
 use crate::lease::{LeaseError, NodeIdentity, NodeLease};
 use crate::members::NodeMembers;
 use crate::nodes::ServedNode;
-use crate::nodes::keeper::{HeldQuotas, NodeKeeper};
+use crate::nodes::keeper::{HeldQuotas, NodeCan, NodeKeeper};
 use crate::others::{BEAT, OtherServers, is_of_another};
 use crate::sandboxes::adopt::AdoptError;
 
@@ -246,8 +246,11 @@ impl NodeSessions {
         };
         let uses = TaskTracker::new();
         let api: Arc<dyn NodeApi> = session.node.clone();
-        let can_write = session.capabilities.writes_processes;
-        let node = keeper.session(lease.rows().clone(), api, can_write, session.over.clone(), &uses);
+        let can = NodeCan {
+            writes_processes: session.capabilities.writes_processes,
+            keeps_deadlines: session.capabilities.keeps_deadlines,
+        };
+        let node = keeper.session(lease.rows().clone(), api, can, session.over.clone(), &uses);
         let taken = async {
             // Before it is placed on, and again for whoever drains it meanwhile and does not find it.
             self.members.read_draining(&node).await.map_err(AdoptError::from)?;

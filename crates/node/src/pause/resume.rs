@@ -50,6 +50,7 @@ async fn start_kept(
         egress,
         boot,
         kept: what,
+        deadline: _,
     } = request;
     let not_found = || NodeError::NotFound(id.clone());
     let kept = shared.kept.get(&id).ok_or_else(not_found)?;

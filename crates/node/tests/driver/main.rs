@@ -64,6 +64,7 @@ impl TestPlatform {
             id: (*id).clone(),
             state,
             egress: EgressPolicy::default(),
+            deadline: None,
         });
         let adopted = node.reconcile(wanted.collect()).await.unwrap();
         let adopted = adopted.into_iter().map(|adopted| adopted.id).collect();
@@ -80,6 +81,7 @@ impl TestPlatform {
             egress: EgressPolicy::default(),
             memory: None,
             owner: None,
+            deadline: None,
         };
         let started = self.node.start(request).await?;
         assert_eq!(started.agent_version, protocol::agent::VERSION);

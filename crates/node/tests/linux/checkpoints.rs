@@ -61,6 +61,7 @@ pub(super) async fn resume(host: &Host, kept: Kept) -> Result<(), NodeError> {
             init: start.init,
             owner: None,
         }),
+        deadline: None,
     };
     host.node.resume(request).await.map(drop)
 }

@@ -341,6 +341,7 @@ fn wanted(id: &SandboxId, state: WantedState) -> Wanted {
         id: id.clone(),
         state,
         egress: EgressPolicy::default(),
+        deadline: None,
     }
 }
 
@@ -357,6 +358,7 @@ fn request(id: &SandboxId) -> StartSandbox {
         egress: EgressPolicy::default(),
         memory: None,
         owner: None,
+        deadline: None,
     }
 }
 

@@ -134,6 +134,7 @@ fn resume(host: &Host) -> ResumeSandbox {
         kept: Kept::Memory,
         egress: EgressPolicy::default(),
         boot: None,
+        deadline: None,
     }
 }
 

@@ -214,6 +214,18 @@ impl TeamQuota {
         }
     }
 
+    /// Whether there may be paused sandboxes at all.
+    pub(crate) fn keeps_paused(&self) -> bool {
+        let one = ResourceUse {
+            paused: 1,
+            paused_disk_mb: 1,
+            ..ResourceUse::default()
+        };
+        compare(&self.limits, ResourceUse::default(), one)
+            .err()
+            .is_none_or(|over| over.is_soft())
+    }
+
     /// Reserves `share` regardless of the limits: for a sandbox that is running already.
     pub(crate) fn occupy(self: &Arc<Self>, share: ResourceUse) -> Reservation {
         self.used.lock().add(share);

@@ -69,6 +69,15 @@ pub(crate) struct NodeKeeper {
     pub(crate) writing: Mutex<Option<Arc<DropGuard>>>,
 }
 
+/// What a node can do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeCan {
+    /// It can write processes to disk.
+    pub(crate) writes_processes: bool,
+    /// It keeps deadlines.
+    pub(crate) keeps_deadlines: bool,
+}
+
 /// The sandboxes of a node that is not served: they count in the quotas of their teams until this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct HeldQuotas(Vec<Reservation>);
@@ -79,7 +88,7 @@ impl NodeKeeper {
         &self,
         rows: NodeRows,
         api: Arc<dyn NodeApi>,
-        writes_processes: bool,
+        can: NodeCan,
         over: CancellationToken,
         uses: &TaskTracker,
     ) -> Arc<ServedNode> {
@@ -103,7 +112,8 @@ impl NodeKeeper {
             handle,
             pool,
             admission,
-            writes_processes,
+            writes_processes: can.writes_processes,
+            keeps_deadlines: can.keeps_deadlines,
             holdings: Mutex::new(Holdings::default()),
             placement: self.nodes.placement(),
             is_placed_on: AtomicBool::new(false),

@@ -334,6 +334,7 @@ impl Pool {
                 })),
                 ..EgressPolicy::default()
             },
+            deadline: None,
         }
     }
 

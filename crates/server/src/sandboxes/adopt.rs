@@ -7,17 +7,17 @@ use std::sync::Arc;
 use model::id::SandboxId;
 use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, Recovery, State};
-use protocol::node::{AdoptedState, NodeError, Wanted, WantedState};
+use protocol::node::{AdoptedState, Expired, NodeError, Wanted, WantedState};
 use store::error::StoreError;
 use store::nodes::NodeRows;
 use store::sandboxes::{Pause, SandboxRow};
 
 use super::Sandboxes;
 use super::entry::CountedAs;
+use super::node_deadlines::NodeExpiry;
 use crate::admission::quota::ResourceUse;
 use crate::injections::SandboxInjections;
 use crate::nodes::ServedNode;
-use crate::outcome::EndReason;
 
 /// Why the sandboxes of an earlier start could not be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -40,9 +40,14 @@ impl Sandboxes {
             .iter()
             .filter_map(|(id, sealed)| Some((id.clone(), self.policies.injections.open_sandbox(id, sealed)?)))
             .collect();
+        let mut expired = self.expired_on(node).await?;
+        // Those that are paused are since a server has paused them, or has taken that over.
+        let settled = rows.iter().filter(|row| row.state == State::Paused);
+        let known: Vec<_> = settled.filter_map(|row| expired.remove_entry(&row.id)).collect();
         let mut wanted = Vec::new();
         for row in &rows {
-            wanted.extend(self.wanted(row, injections.get(&row.id)).await?);
+            let expiry = expired.get(&row.id).copied();
+            wanted.extend(self.wanted(node, row, expiry, injections.get(&row.id)).await?);
         }
         let adopted = node.handle.reconcile(wanted).await?.into_iter();
         let adopted: HashMap<SandboxId, AdoptedState> = adopted.map(|one| (one.id, one.state)).collect();
@@ -51,9 +56,11 @@ impl Sandboxes {
             let state = adopted.get(&row.id).copied();
             let was_known = row.state.recovery(kept(&row)) != Recovery::Remove;
             let exists = state.is_some() && was_known;
+            let expiry = expired.get(&row.id).copied();
+            let before = expiry.is_some().then(|| row.clone());
             let row = match state.filter(|_| was_known) {
                 Some(AdoptedState::Running) => self.settle_running(node, row).await?,
-                Some(AdoptedState::Paused(kept)) => self.settle_paused(node, row, kept).await?,
+                Some(AdoptedState::Paused(kept)) => self.settle_paused(node, row, kept, expiry).await?,
                 // What is kept in memory is lost with the processes, for example when the host was restarted.
                 None => row,
             };
@@ -65,6 +72,11 @@ impl Sandboxes {
                     admission.leave_host();
                 }
                 let entry = self.register(&row, node, admission, injections.get(&row.id));
+                if let (Some(before), Some(NodeExpiry { at_us, .. })) = (&before, expiry)
+                    && row.state == State::Paused
+                {
+                    self.note_paused_by_node(before, at_us, kept(&row));
+                }
                 if row.state == State::Paused {
                     self.tracked.records.stop_sampling(&row.id, None);
                     let paused_us = row.paused_us.unwrap_or_else(|| self.clock.now_us());
@@ -74,10 +86,13 @@ impl Sandboxes {
                 }
                 taken_over.insert(row.id);
             } else {
-                self.lose_row(&node.rows, &row).await?;
+                let expiry = expiry.filter(|expiry| expiry.outcome == Expired::Ended);
+                self.lose_row(&node.rows, &row, expiry).await?;
             }
         }
         self.tracked.records.recall(&taken_over).await?;
+        expired.extend(known);
+        self.forget_expired(node, expired).await;
         Ok(taken_over.len())
     }
 
@@ -85,18 +100,18 @@ impl Sandboxes {
     pub(crate) async fn lose_all(&self, rows: &NodeRows) -> Result<usize, StoreError> {
         let live = rows.sandbox_list_live().await?;
         for row in &live {
-            self.lose_row(rows, row).await?;
+            self.lose_row(rows, row, None).await?;
         }
         Ok(live.len())
     }
 
-    /// Removes the row of a sandbox of which nothing is left.
-    async fn lose_row(&self, rows: &NodeRows, row: &SandboxRow) -> Result<(), StoreError> {
+    /// Removes the row of a sandbox of which nothing is left, with what its node has done by itself.
+    async fn lose_row(&self, rows: &NodeRows, row: &SandboxRow, expiry: Option<NodeExpiry>) -> Result<(), StoreError> {
         rows.sandbox_delete(&row.id).await?;
         self.tracked.records.track(row);
         // No client knows any other.
         if row.state.recovery(kept(row)) != Recovery::Remove {
-            self.tracked.has_ended(&row.id, EndReason::Lost);
+            self.note_gone(row, expiry);
         }
         self.tracked.records.end(&row.id);
         Ok(())
@@ -125,21 +140,25 @@ impl Sandboxes {
         node: &ServedNode,
         mut row: SandboxRow,
         kept: Kept,
+        expiry: Option<NodeExpiry>,
     ) -> Result<SandboxRow, StoreError> {
         if row.state == State::Paused && row.kept == Some(kept) {
             return Ok(row);
         }
-        let paused_us = match (row.state, row.paused_us) {
-            (State::Paused | State::Resuming, Some(paused_us)) => paused_us,
+        let paused_us = match (expiry, row.state, row.paused_us) {
+            (Some(expiry), ..) => expiry.at_us,
+            (None, State::Paused | State::Resuming, Some(paused_us)) => paused_us,
             _ => self.clock.now_us(),
         };
+        let bytes = expiry.and_then(NodeExpiry::kept).map(|(_, bytes)| bytes);
+        let bytes = bytes.and_then(|bytes| i64::try_from(bytes).ok());
         if row.state == State::Running {
             let change = node.rows.sandbox_pausing(&row.id, row.version, kept, None).await?;
             row = change.applied().unwrap_or(row);
         }
         let pause = Pause {
             kept,
-            kept_bytes: row.kept_bytes.unwrap_or(0),
+            kept_bytes: bytes.or(row.kept_bytes).unwrap_or(0),
             paused_us,
             resume_error: None,
         };
@@ -151,20 +170,28 @@ impl Sandboxes {
     /// The state in which the node should keep the sandbox of a row, if any.
     async fn wanted(
         &self,
+        node: &ServedNode,
         row: &SandboxRow,
+        expiry: Option<NodeExpiry>,
         injections: Option<&SandboxInjections>,
     ) -> Result<Option<Wanted>, StoreError> {
-        let state = match row.state.recovery(kept(row)) {
-            Recovery::Adopt => WantedState::Running,
-            Recovery::Keep(kept) => WantedState::Paused(kept),
-            Recovery::AdoptOrKeep(kept) => WantedState::RunningOrPaused(kept),
-            Recovery::Remove => return Ok(None),
+        let state = match (row.state.recovery(kept(row)), expiry) {
+            (Recovery::Remove, _) => return Ok(None),
+            // Its node has gone on where the row stops.
+            (_, Some(expiry)) => match expiry.kept() {
+                Some((kept, _)) => WantedState::Paused(kept),
+                None => return Ok(None),
+            },
+            (Recovery::Adopt, None) => WantedState::Running,
+            (Recovery::Keep(kept), None) => WantedState::Paused(kept),
+            (Recovery::AdoptOrKeep(kept), None) => WantedState::RunningOrPaused(kept),
         };
         let context = self.policies.context_of(&row.team_id, injections).await?;
         Ok(Some(Wanted {
             id: row.id.clone(),
             state,
             egress: self.policies.of(row, context).await?,
+            deadline: self.node_deadline(node, row).await?,
         }))
     }
 }

@@ -22,6 +22,9 @@ pub(crate) enum ChangeError {
     /// The row was changed, and the node failed.
     #[error("the change was stored but not applied")]
     NotApplied(#[source] NodeError),
+    /// Nothing was changed: the node, which has to know, was not told, or did not say so.
+    #[error("the node was not told")]
+    NotTold(#[source] NodeError),
     #[error("the sandbox has no injection with a token")]
     NoToken,
     #[error(transparent)]

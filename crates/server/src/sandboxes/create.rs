@@ -352,6 +352,9 @@ impl Sandboxes {
         let (row, stored) = self
             .insert_started(&node, new, &started.agent_version, timeout_s)
             .await?;
+        if prepared.is_some() || ready.is_some() {
+            self.tell_start(&node, &row).await;
+        }
         self.announce(&row, &entry, changes).await?;
         let mut stages = started.stages;
         stages.extend(prepared);
@@ -504,7 +507,10 @@ impl Sandboxes {
         } else {
             egress.clone()
         };
-        let request = self.start_request(&row, asked.build, asked.env_vars.clone(), first);
+        let request = StartSandbox {
+            deadline: self.node_deadline(node, &row).await?,
+            ..self.start_request(&row, asked.build, asked.env_vars.clone(), first)
+        };
         let payer = Some(row.team_id.clone());
         loop {
             match node.handle.start(&payer, request.clone()).await {
@@ -613,6 +619,7 @@ impl Sandboxes {
             // Of this build alone: whatever its spec says.
             memory: build.memory.as_ref().map(|_| row.build_id.clone()),
             owner: Some(row.team_id.to_string()),
+            deadline: None,
         }
     }
 

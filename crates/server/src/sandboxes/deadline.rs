@@ -42,12 +42,30 @@ impl Sandboxes {
         deadline: Deadline,
     ) -> Result<SandboxRow, ChangeError> {
         let turn = entry.turn_unless_refused(Command::Change).await?;
+        let before_us = turn.end_us();
+        let after_us = match deadline {
+            Deadline::Exactly(end_us) => end_us,
+            Deadline::AtLeast(end_us) => end_us.max(before_us),
+        };
+        if after_us != before_us {
+            self.tell_deadline(&turn, after_us).await?;
+        }
         let change = match deadline {
             Deadline::Exactly(end_us) => turn.node.rows.sandbox_set_end(&entry.id, None, end_us).await,
             Deadline::AtLeast(end_us) => turn.node.rows.sandbox_extend_end(&entry.id, end_us).await,
         };
-        let before_us = turn.end_us();
-        let row = turn.changed(change)?;
+        let row = match turn.changed(change) {
+            Ok(row) => row,
+            Err(error) => {
+                // The deadline of the row counts.
+                if after_us != before_us
+                    && let Err(error) = self.tell_deadline(&turn, before_us).await
+                {
+                    tracing::debug!(sandbox.id = %entry.id, "a deadline that was not stored: {error}");
+                }
+                return Err(error.into());
+            }
+        };
         if row.end_us != before_us {
             self.tracked.log(&row.id, &LifecycleEvent::TimeoutChanged(row.end_us));
         }

@@ -353,6 +353,7 @@ impl Sandboxes {
                 ..parent.boot.clone()
             },
             egress: self.policies.of(row, context).await?,
+            deadline: self.node_deadline(&child.entry.node, row).await?,
         })
     }
 

@@ -78,6 +78,9 @@ pub(crate) enum PauseError {
     /// The node failed; the sandbox is as before.
     #[error("the node failed")]
     Node(#[source] NodeError),
+    /// The sandbox runs, and its node was not told the new deadline.
+    #[error("the node was not told")]
+    NotTold(#[source] NodeError),
     #[error("the task panicked or was cancelled")]
     TaskFailed,
 }
@@ -475,6 +478,7 @@ impl Sandboxes {
                 }
                 Err(
                     PauseError::Node(_)
+                    | PauseError::NotTold(_)
                     | PauseError::NoCapacity(_)
                     | PauseError::Starting
                     | PauseError::TooEarly(_)

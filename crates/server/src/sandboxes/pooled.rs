@@ -59,6 +59,7 @@ impl Sandboxes {
             } else {
                 preparation_policy(&egress)
             },
+            deadline: self.node_deadline(node, &row).await?,
         };
         let claimed = match node.handle.claim(request).await {
             Ok(claimed) => claimed,
@@ -80,6 +81,9 @@ impl Sandboxes {
         let (row, stored) = self
             .insert_started(node, new, &claimed.agent_version, spec.timeout_s)
             .await?;
+        if prepared.is_some() {
+            self.tell_start(node, &row).await;
+        }
         self.announce(&row, &entry, changes).await?;
         let mut stages = claimed.stages;
         stages.extend(prepared);

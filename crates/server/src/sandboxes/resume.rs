@@ -332,6 +332,7 @@ impl Sandboxes {
             kept,
             egress: self.policies.of_row(row).await?,
             boot: restart.as_ref().map(|restart| restart.boot.clone()),
+            deadline: self.node_deadline(node, row).await?,
         };
         let resumed = within(bound(kept), node.handle.resume(request)).await;
         let resumed = resumed.map_err(|error| match error {
@@ -399,6 +400,7 @@ impl Sandboxes {
             ChangeError::Store(error) => PauseError::Store(error),
             ChangeError::Stopping => PauseError::Stopping,
             ChangeError::Changing(_) | ChangeError::Gone => PauseError::Paused,
+            ChangeError::NotTold(error) => PauseError::NotTold(error),
             ChangeError::NotApplied(error) => PauseError::Node(error),
             ChangeError::NoToken | ChangeError::Seal(_) | ChangeError::TaskFailed => PauseError::TaskFailed,
         })

@@ -119,12 +119,23 @@ impl ApiError {
             ChangeError::Stopping => Self::stopping(id),
             ChangeError::Changing(verb) => Self::changing(id, verb),
             ChangeError::Gone => Self::no_sandbox(id),
+            ChangeError::NotTold(_) => Self::not_told(id).caused_by(error),
             ChangeError::NotApplied(_) => Self::not_applied(id).caused_by(error),
             ChangeError::NoToken => Self::invalid(format!(
                 "sandbox \"{id}\" has no injection of a code host, so there is no token to replace"
             )),
             ChangeError::Seal(_) | ChangeError::TaskFailed => Self::internal().caused_by(error),
         }
+    }
+
+    /// 503: the deadline was not changed, because the node of the sandbox, which keeps it as well, was not told.
+    pub(crate) fn not_told(id: impl std::fmt::Display) -> Self {
+        let why = format!(
+            "the node of sandbox \"{id}\" is not connected, so its timeout was not changed: try again in a moment"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+            .code(NODE_AWAY)
+            .retry_after(SOON_S)
     }
 
     /// 500: a change was stored but not applied. A repeated request is safe, and can work.

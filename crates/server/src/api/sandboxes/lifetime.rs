@@ -39,6 +39,8 @@ error_sets! {
     DeadlineNotChanged {
         404 "The team has no such sandbox, or it is not running";
         409 "The sandbox is being killed, paused or resumed";
+        503 "The node of the sandbox is not connected (`error_code` is `node_away`), so nothing was changed; or the database is \
+             unavailable, the platform is starting or stopping, or the sandbox is on another node";
     }
 }
 

@@ -296,6 +296,7 @@ impl ApiError {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
             }
             PauseError::Node(NodeError::Busy { owner_limit }) => Self::restores_busy(owner_limit),
+            PauseError::NotTold(_) => Self::not_told(id).caused_by(error),
             PauseError::TooEarly(TooEarly { why, wait_s }) => {
                 let why = format!(
                     "sandbox \"{id}\" is still paused: it could not be resumed lately, and is not tried again for \

@@ -89,6 +89,7 @@ impl<'a> Machine<'a> {
             egress: context.egress.clone(),
             memory: None,
             owner: None,
+            deadline: None,
         };
         match context.start(request).await {
             Ok(_) => Ok(machine),

@@ -211,6 +211,14 @@ def test_a_node_of_the_other_is_drained(service: Service) -> None:
             assert service.postgres.ask(f"SELECT node_id FROM sandboxes WHERE id = '{made.sandbox_id}'") != node.id
             made.kill()
         assert through(own, kept.sandbox_id).commands.run("echo $((6 * 7))").stdout == "42\n"
+        # What is left is paused by the server that has the node, whichever is asked.
+        asked = next(server for server in service.servers if node.id not in server.serves())
+        emptied = asked.run("node", "drain", node.id, "--within", "1")
+        assert emptied.returncode == 0, emptied.stderr
+        assert "paused 1 on disk" in emptied.stdout
+        left = next(one for one in asked.nodes() if one["id"] == node.id)["left"]
+        assert left == {"running": 0, "paused_in_memory": 0, "paused_on_disk": 1}
+        assert through(asked, kept.sandbox_id).commands.run("echo $((6 * 7))").stdout == "42\n"
     finally:
         undrained = own.run("node", "undrain", node.id)
     assert undrained.returncode == 0, undrained.stderr

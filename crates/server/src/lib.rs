@@ -37,6 +37,7 @@ mod mcp;
 pub mod members;
 mod metrics;
 mod node;
+mod node_pauses;
 mod nodes;
 pub mod operator;
 mod others;

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::chain::Chain;
 use crate::lease::{LeaseError, NodeIdentity, NodeLease};
 use crate::members::NodeMembers;
+use crate::node_pauses::NodePauses;
 use crate::nodes::ServedNode;
 use crate::nodes::keeper::{HeldQuotas, NodeCan, NodeKeeper};
 use crate::others::{BEAT, OtherServers, is_of_another};
@@ -55,6 +56,8 @@ pub struct NodeSessions {
     held: Mutex<HashMap<NodeId, HeldQuotas>>,
     /// The other servers; none where this one works alone.
     others: Option<Arc<OtherServers>>,
+    /// What other servers were asked to have paused here.
+    pauses: Arc<NodePauses>,
 }
 
 impl NodeSessions {
@@ -70,6 +73,7 @@ impl NodeSessions {
             owner,
             held: Mutex::default(),
             others,
+            pauses: Arc::default(),
         }
     }
 
@@ -132,7 +136,10 @@ impl NodeSessions {
                 self.hold(&node.id).await?;
             }
         }
-        Ok(())
+        let keeper = &self.keeper;
+        self.pauses
+            .carry_out(&keeper.sandboxes, self.members.store(), &keeper.clock)
+            .await
     }
 
     /// Has what is left of forgotten nodes be removed, if the server that was to do that is gone. One server of those that are

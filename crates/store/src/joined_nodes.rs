@@ -263,8 +263,10 @@ impl Store {
     /// # Errors
     /// When the database fails.
     pub async fn joined_node_undrain(&self, id: &NodeId) -> Result<bool, StoreError> {
-        let query = sqlx::query("UPDATE joined_nodes SET draining_us = NULL WHERE id = $1 AND forgotten_us IS NULL")
-            .bind(id.as_str());
+        let query = sqlx::query(
+            "UPDATE joined_nodes SET draining_us = NULL, pause_asked_us = NULL WHERE id = $1 AND forgotten_us IS NULL",
+        )
+        .bind(id.as_str());
         let what = "end the drain of a node";
         let changed = self.db.write_durably("joined node", what, query).await?;
         Ok(changed > 0)

@@ -45,6 +45,7 @@ pub mod idempotency;
 pub mod injection_rules;
 pub mod joined_nodes;
 pub mod keys;
+pub mod node_pauses;
 pub mod nodes;
 pub mod records;
 pub mod removals;

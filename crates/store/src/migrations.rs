@@ -31,6 +31,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0016_joined_nodes.sql"),
     include_str!("migrations/0017_servers.sql"),
     include_str!("migrations/0018_draining.sql"),
+    include_str!("migrations/0019_pause_draining.sql"),
     include_str!("migrations/0021_use.sql"),
 ];
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::context::{ErrorResponse, Operator};
 use crate::chain::Chain;
 use crate::members::{DrainError, NodeMembers, OperatorNode, TOKEN_LIFETIME, TokenError};
+use crate::node_pauses::{self, NodePauseError};
 use crate::sandboxes::Sandboxes;
 
 /// A token with which one node can join.
@@ -52,9 +53,9 @@ pub enum OperatorNodeStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorPaused {
     /// How many are kept on disk since.
-    pub paused: usize,
+    pub paused: u64,
     /// How many could not be kept; the log says why.
-    pub failed: usize,
+    pub failed: u64,
 }
 
 /// What is known of nodes.
@@ -156,15 +157,23 @@ async fn change_to(known: &Known, id: NodeId, status: OperatorNodeStatus) -> Opt
     }
 }
 
-/// Keeps on disk whatever a draining node has.
+/// Keeps on disk whatever a draining node has, through the server that it is connected to.
 async fn pause_node(State(known): State<Known>, Path(id): Path<String>) -> Result<Json<OperatorPaused>, ErrorResponse> {
     let Some(node) = known.sandboxes.nodes.find(&parse(&id)?) else {
-        return Err(ErrorResponse(
-            StatusCode::CONFLICT,
-            format!(
-                "node {id} is not connected to this server: use the command where it is, see `ringfence node list`"
-            ),
-        ));
+        let (store, clock) = (known.members.store(), &known.sandboxes.clock);
+        let (paused, failed) = node_pauses::ask(store, clock, &parse(&id)?)
+            .await
+            .map_err(|error| match error {
+                NodePauseError::Store(error) => error.into(),
+                NodePauseError::NotDraining | NodePauseError::Away => ErrorResponse(
+                    StatusCode::CONFLICT,
+                    format!("node {id}: {error}; see `ringfence node list`"),
+                ),
+                NodePauseError::NotBegun | NodePauseError::Unknown => {
+                    ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, format!("node {id}: {error}"))
+                }
+            })?;
+        return Ok(Json(OperatorPaused { paused, failed }));
     };
     if !node.is_draining() {
         return Err(ErrorResponse(
@@ -178,7 +187,10 @@ async fn pause_node(State(known): State<Known>, Path(id): Path<String>) -> Resul
         .on_own_task(async move { sandboxes.keep_all_of(&node).await });
     let (paused, failed) = paused.await.ok_or_else(stopping)?;
     tracing::info!(node.id = id, paused, failed, "paused what was left on a draining node");
-    Ok(Json(OperatorPaused { paused, failed }))
+    Ok(Json(OperatorPaused {
+        paused: paused as u64,
+        failed: failed as u64,
+    }))
 }
 
 fn stopping() -> ErrorResponse {

@@ -2,6 +2,7 @@
 
 use model::lifecycle::{Kept, State};
 use store::joined_nodes::{JoinedNode, LeftOnNode, TokenOutcome};
+use store::node_pauses::NodePause;
 use store::sandboxes::Pause;
 use tokio::task::JoinSet;
 
@@ -138,8 +139,32 @@ pub(crate) async fn a_drain_lasts_until_it_is_ended(db: Database) {
         ]
     );
 
+    assert_eq!(store.node_pause_ask(&node_id(8), 75).await.unwrap(), None);
+    assert_eq!(
+        store.node_pause_ask(&node_id(7), 75).await.unwrap().unwrap().asked_us,
+        75
+    );
+    assert!(store.node_pause_begin(&node_id(7), 75, 76).await.unwrap());
+    // Another one was asked for.
+    store.node_pause_ask(&node_id(7), 77).await.unwrap().unwrap();
+    assert!(!store.node_pause_begin(&node_id(7), 75, 78).await.unwrap());
+    store.node_pause_end(&node_id(7), 75, (1, 1)).await.unwrap();
+    let pause = |begun_us, outcome| NodePause {
+        node: node_id(7),
+        asked_us: 77,
+        begun_us,
+        outcome,
+    };
+    assert_eq!(store.node_pause_list().await.unwrap(), [pause(None, None)]);
+    assert!(store.node_pause_begin(&node_id(7), 77, 79).await.unwrap());
+    assert_eq!(store.node_pause_list().await.unwrap(), [pause(Some(79), None)]);
+    store.node_pause_end(&node_id(7), 77, (2, 0)).await.unwrap();
+    assert_eq!(store.node_pause_list().await.unwrap(), [pause(Some(79), Some((2, 0)))]);
+
     assert!(store.joined_node_undrain(&node_id(7)).await.unwrap());
     assert_eq!(draining_us(7).await, None);
+    assert_eq!(store.node_pause_list().await.unwrap(), []);
+    assert!(!store.node_pause_begin(&node_id(7), 77, 79).await.unwrap());
     // It did not drain, which is what was wanted.
     assert!(store.joined_node_undrain(&node_id(8)).await.unwrap());
     assert_eq!(store.joined_node_drain(&node_id(8), 80).await.unwrap(), Some(80));

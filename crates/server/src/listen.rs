@@ -45,7 +45,6 @@ use tracing::Instrument as _;
 
 use self::connections::{Connection, Connections};
 use self::credentials::CredentialFilter;
-use self::forward::UNKNOWN_BODIES;
 use self::forwarding::Forwarding;
 use self::links::{Elsewhere, SignedLinks};
 use self::malformed::{ErrorBodyStream, ResponseState};
@@ -78,6 +77,10 @@ const HANDSHAKES: (u32, Duration) = (256, Duration::from_millis(20));
 const STREAMS: u32 = 1000;
 /// Pause after `accept` failed, most likely because there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How many bodies of create requests are held at the same time whose clients are not known before they are read, as they sign
+/// them.
+const UNKNOWN_BODIES: usize = 64;
 
 /// How long a request waits for the sandbox that it resumes.
 const WAKE_TIMEOUT: Duration = Duration::from_secs(60);

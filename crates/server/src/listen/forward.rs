@@ -40,9 +40,6 @@ use crate::peers::ClientPeer;
 /// Longest body of a create request that may be sent to several servers, in bytes. It is held here before it is known who sends
 /// it. What is longer, or of unknown length, is for the nodes of this server.
 const CREATE_MAX_BYTES: usize = 64 << 10;
-/// How many bodies of create requests are held at the same time whose clients are not known before they are read, as they sign
-/// them.
-pub(super) const UNKNOWN_BODIES: usize = 64;
 /// How many servers are asked to create a sandbox at most, besides this one.
 const ASKED: usize = 3;
 

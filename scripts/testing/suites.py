@@ -134,7 +134,7 @@ NOT_OF_THE_CLIENT = tuple(
     f"--ignore={file}"
     for file in files(
         "python",
-        *("base", "from_source", "limits", "operator", "operator_sandboxes", "operator_inside", "top", "pool"),
+        *("base", "from_source", "limits", "operator", "operator_sandboxes", "operator_inside", "top", "hostile_text", "pool"),
         *("pause_answer", "pause_on_disk", "pause_programs"),
         *("page_out", "snapshot_memory", "template_files", "dockerfiles", "template_registry", "image_families", "events"),
     )

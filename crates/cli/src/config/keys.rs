@@ -6,9 +6,6 @@
 
 pub(crate) use super::key::{Key, Kind, Set};
 
-/// The upper limit of a number that has none of its own.
-pub(super) const MAX: u32 = u32::MAX;
-
 macro_rules! keys {
     ($($constant:ident = {
         $name:literal, $flag:expr, $kind:ident, $default:literal,

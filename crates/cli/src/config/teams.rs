@@ -3,8 +3,8 @@
 use server::settings::{BUCKET_MAX, TeamLimits};
 
 use super::egress;
-use super::keys::{self, Key, MAX, Set};
-use super::values::{limit, number, some};
+use super::keys::{self, Key, Set};
+use super::values::{MAX, limit, number, some};
 
 macro_rules! per_team {
     ($($constant:ident: $field:ident = $read:expr),+ $(,)?) => {

@@ -9,6 +9,8 @@ use model::network::domain_name;
 use runtime::settings::CriuChoice;
 use server::settings::{Network, PauseAnswer};
 
+/// The upper limit of a number that has none of its own.
+pub(super) const MAX: u32 = u32::MAX;
 /// Fewest files that processes of sandboxes may be limited to: fewer than that are not enough for ordinary programs.
 pub(super) const OPEN_FILES_MIN: u32 = 64;
 /// Maximum of the webhooks of a team: each of its events is sent as often.

@@ -2,10 +2,9 @@
 
 use server::settings::RepositorySettings;
 
-use super::MAX;
 use crate::config::builds;
 use crate::config::key::{Key, Kind, set};
-use crate::config::values::{boolean, mib, number, schemes};
+use crate::config::values::{MAX, boolean, mib, number, schemes};
 
 keys! {
     REPOSITORIES_CLONE_TIMEOUT_S = {

@@ -1,10 +1,9 @@
 //! Keys of what is recorded and told: logs, metrics, events, webhooks, and what is exported.
 
-use super::MAX;
 use crate::config::egress;
 use crate::config::key::{Key, Kind, set};
 use crate::config::values::{
-    WEBHOOKS_MAX, WEBHOOKS_RETRY_MAX_S, boolean, file, host_names, kib, mib, number, seconds, some,
+    MAX, WEBHOOKS_MAX, WEBHOOKS_RETRY_MAX_S, boolean, file, host_names, kib, mib, number, seconds, some,
 };
 
 keys! {

@@ -2,10 +2,9 @@
 
 use model::resources::OPEN_FILES_MAX;
 
-use super::MAX;
 use crate::config::key::{Key, Kind, set};
 use crate::config::values::{
-    OPEN_FILES_MIN, boolean, count, criu, disk_reserve, limit, log_format, log_level, number, pause_answer, some,
+    MAX, OPEN_FILES_MIN, boolean, count, criu, disk_reserve, limit, log_format, log_level, number, pause_answer, some,
 };
 
 keys! {

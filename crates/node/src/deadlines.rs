@@ -152,8 +152,11 @@ impl Deadlines {
             return false;
         }
         state.queue.set(id, note.clone());
+        let is_alone = matches!(state.service, Service::Alone(_));
         drop(state);
-        self.changed.notify_one();
+        if is_alone {
+            self.changed.notify_one();
+        }
         written(id, notes.write(id, &note));
         true
     }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod behaviour;
+mod deadlines;
 mod forks;
 mod memories;
 mod pauses;
@@ -20,10 +21,10 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    Failure, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
-    MemoryInfo, NoCapacity, NodeApi, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox,
-    PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot, Stage,
-    StartSandbox, StartedSandbox, Wanted, WantedState,
+    ExpiredSandbox, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
+    MemoryInfo, NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox,
+    PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot,
+    Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -32,6 +33,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 pub use self::behaviour::Behaviour;
+pub use self::deadlines::FakeDeadlines;
 pub use self::permits::FakePermits;
 
 /// The message of a failing node. Clients must never see it.
@@ -153,6 +155,8 @@ pub struct FakeNode {
     pub egress_counters: Mutex<Option<EgressCounters>>,
     /// The permits, the clock by which they end, and the load.
     pub permits: FakePermits,
+    /// The deadlines that the node keeps, and what it has done about them.
+    pub deadlines: FakeDeadlines,
     events: Mutex<Option<mpsc::Sender<NodeEvent>>>,
 }
 
@@ -222,6 +226,7 @@ impl FakeNode {
             disk_stops: Mutex::default(),
             egress_counters: Mutex::new(Some(EgressCounters::default())),
             permits: FakePermits::default(),
+            deadlines: FakeDeadlines::default(),
             events: Mutex::default(),
         })
     }
@@ -283,30 +288,6 @@ impl FakeNode {
     /// Ends the current subscription, as a node does that has lost the report of an end.
     pub fn end_subscription(&self) {
         self.events.lock().take();
-    }
-
-    async fn behave(&self, behaviour: Behaviour) -> Result<(), NodeError> {
-        match behaviour {
-            Behaviour::Works | Behaviour::PanicsAfterwards | Behaviour::ExitsEarly => Ok(()),
-            Behaviour::Fails => Err(NodeError::failed(SECRET)),
-            Behaviour::Lost => Err(NodeError::Unreachable(Failure::new(SECRET))),
-            Behaviour::Full => Err(NodeError::Capacity(SECRET.to_owned())),
-            Behaviour::Unsupported => Err(NodeError::Unsupported(SECRET.to_owned())),
-            Behaviour::Panics => panic!("the fake node panics as configured"),
-            Behaviour::Waits => {
-                self.waiting.notify_one();
-                self.go.notified().await;
-                Ok(())
-            }
-            Behaviour::WaitsAndFails => {
-                self.waiting.notify_one();
-                self.go.notified().await;
-                Err(NodeError::failed(SECRET))
-            }
-            Behaviour::Busy { is_own } => Err(NodeError::Busy {
-                owner_limit: is_own.then_some(OWNER_LIMIT),
-            }),
-        }
     }
 }
 
@@ -607,6 +588,22 @@ impl NodeApi for FakeNode {
             }
             Ok(())
         })
+    }
+
+    fn set_deadline<'a>(&'a self, id: &'a SandboxId, deadline: NodeDeadline) -> NodeFuture<'a, Result<(), NodeError>> {
+        Box::pin(self.note_deadline(id, deadline))
+    }
+
+    fn expired(&self) -> NodeFuture<'_, Result<Vec<ExpiredSandbox>, NodeError>> {
+        Box::pin(std::future::ready(Ok(self.deadlines.expired.lock().clone())))
+    }
+
+    fn forget_expired(&self, ids: Vec<SandboxId>) -> NodeFuture<'_, Result<(), NodeError>> {
+        self.deadlines
+            .expired
+            .lock()
+            .retain(|expired| !ids.contains(&expired.id));
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>> {

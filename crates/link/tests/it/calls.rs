@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::SandboxId;
-use protocol::node::{NodeApi as _, NodeError, NodeEvent};
+use model::lifecycle::Kept;
+use protocol::node::{Expired, ExpiredSandbox, NodeApi as _, NodeDeadline, NodeError, NodeEvent, Overdue};
 use testkit::node::{Behaviour, FakeNode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -45,6 +46,21 @@ async fn everything_crosses_the_link() {
         remote.set_egress(&missing, Default::default()).await,
         Err(NodeError::NotFound(missing))
     );
+    let deadline = NodeDeadline {
+        left: Duration::from_millis(1500),
+        then: Overdue::Pause(Kept::Checkpoint),
+    };
+    remote.set_deadline(&sandbox(), deadline).await.unwrap();
+    assert_eq!(node.deadlines.told.lock()[&sandbox()], deadline);
+    let expired = ExpiredSandbox {
+        id: sandbox(),
+        ago: Duration::from_secs(1),
+        outcome: Expired::Ended,
+    };
+    node.deadlines.expired.lock().push(expired.clone());
+    assert_eq!(remote.expired().await, Ok(vec![expired]));
+    remote.forget_expired(vec![sandbox()]).await.unwrap();
+    assert_eq!(remote.expired().await, Ok(Vec::new()));
     let mut events = remote.subscribe().await.unwrap();
     assert!(matches!(events.next().await, Some(NodeEvent::Snapshot(_))));
     node.report(NodeEvent::Ending(sandbox())).await;

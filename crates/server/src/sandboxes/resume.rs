@@ -182,6 +182,7 @@ impl Sandboxes {
                 return Err(error);
             }
         };
+        let starts_anew = row.kept == Some(Kept::Filesystem);
         let continued = match self.let_continue(&turn.node, &row).await {
             Ok(continued) => continued,
             Err(error) => {
@@ -225,6 +226,10 @@ impl Sandboxes {
         turn.note_success(Attempt::Restore);
         turn.set_policy_pending(false);
         turn.reopen();
+        if starts_anew {
+            // Its start command may have taken long.
+            self.tell_start(&turn.node, &row).await;
+        }
         if turn.apply(Transition::Resumed).is_none() {
             return Err(PauseError::Stopping);
         }

@@ -344,3 +344,29 @@ async fn a_node_of_another_server_is_drained_once_that_one_knows() {
     }
     two.close().await;
 }
+
+#[tokio::test]
+async fn what_is_left_is_paused_through_the_other_server() {
+    let two = two().await;
+    let [first, _] = two.one_of_each().await;
+    let [own, other] = &two.servers;
+    let id = {
+        let nodes = nodes(own).await;
+        let connected = nodes.iter().find(|node| node["state"] == "connected");
+        connected.expect("a node")["id"].as_str().expect("an id").to_owned()
+    };
+    let path = format!("/nodes/{id}/pause");
+    // Not one that gets new ones.
+    assert_eq!(other.operator("POST", &path, "").await.0, 409);
+    change(other, &id, "draining").await;
+    let (status, paused) = other.operator("POST", &path, "").await;
+    assert_eq!(status, 200, "{paused}");
+    assert_eq!(paused["failed"], 0, "{paused}");
+    assert!(paused["paused"].as_u64() >= Some(1), "{paused}");
+    let shown = own.call("GET", &format!("/sandboxes/{first}"), "").await;
+    assert_eq!(shown.json["state"], "paused");
+    // Again: there is nothing left.
+    let (status, again) = other.operator("POST", &path, "").await;
+    assert_eq!((status, again), (200, json!({"paused": 0, "failed": 0})));
+    two.close().await;
+}

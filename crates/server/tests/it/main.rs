@@ -32,6 +32,7 @@ mod logs;
 mod mcp;
 mod metrics;
 mod network;
+mod node_deadlines;
 mod nodes;
 mod not_built;
 mod openapi;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -162,7 +163,8 @@ impl Several {
         // Refused until its session before was let go.
         let connecting = async {
             loop {
-                let hello = link::hello("a host".to_owned(), "1".to_owned());
+                let mut hello = link::hello("a host".to_owned(), "1".to_owned());
+                hello.capabilities.keeps_deadlines = node.deadlines.are_kept.load(Ordering::Relaxed);
                 if let Ok((_, connection)) = link::connect(&self.address(), credentials, &hello).await {
                     return connection;
                 }

@@ -25,7 +25,7 @@ use crate::node_files::{self, Joined, Role};
 use crate::{credentials, node_identity, one_thread, output};
 
 /// Directories of a platform that are a server's.
-const DIRECTORIES: [&str; 2] = ["tls", "builds"];
+const DIRECTORIES: [&str; 3] = ["tls", "builds", "blobs"];
 
 /// Runs the command.
 ///

@@ -8,7 +8,7 @@ use protocol::node::{ClaimSandbox, Failure, FrozenSandbox, NodeError, Stage, Sta
 
 use crate::control::AGENT_TIMEOUT;
 use crate::handle::SandboxHandle;
-use crate::overdue;
+use crate::noted;
 use crate::shared::Shared;
 use crate::start::init_of;
 use crate::supervisor::connect_control;
@@ -81,7 +81,7 @@ pub(crate) async fn claim(
         claimed.map_err(|error| NodeError::Failed(Failure::during("the agent did not respond", &error)))?;
     // Last: nothing is open for a sandbox that has not got its identity.
     handle.set_egress(egress);
-    overdue::note(shared, &id, deadline).await;
+    noted::note(shared, &id, deadline).await;
     Ok(StartedSandbox {
         is_restored: false,
         agent_version,

@@ -251,7 +251,7 @@ impl Deadlines {
         Ok(due)
     }
 
-    /// Waits until a look may find something else than the last one.
+    /// Waits until a deadline or the connection has changed.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }

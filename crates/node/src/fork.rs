@@ -25,7 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::begun::Begun;
 use crate::handle::SandboxHandle;
-use crate::overdue;
+use crate::noted;
 use crate::pause::checkpoint::Space;
 use crate::pause::kept::remove_disk;
 use crate::restores::TURN_TIMEOUT;
@@ -259,7 +259,7 @@ impl Starting {
         shared.sandboxes.lock().insert(id.clone(), Arc::clone(&handle));
         self.tasks
             .spawn(supervisor::supervise(shared, handle, Some(control), stop));
-        overdue::note(&self.shared, &id, deadline).await;
+        noted::note(&self.shared, &id, deadline).await;
         Ok(started)
     }
 

@@ -27,6 +27,7 @@ mod journal;
 mod log_writer;
 mod memory;
 mod memory_locks;
+mod noted;
 mod overdue;
 mod pause;
 mod permits;
@@ -296,7 +297,7 @@ impl Node {
             if let Some(build) = &request.memory
                 && let Some(started) = memory::start(&shared, &tasks, &stop, &request, build).await?
             {
-                overdue::note(&shared, &request.id, request.deadline).await;
+                noted::note(&shared, &request.id, request.deadline).await;
                 return Ok(started);
             }
             let begin = Begin {
@@ -313,7 +314,7 @@ impl Node {
             let (handle, control, started) = start::start(&shared, &tasks, begin).await?;
             shared.sandboxes.lock().insert(request.id.clone(), Arc::clone(&handle));
             tasks.spawn(supervisor::supervise(Arc::clone(&shared), handle, Some(control), stop));
-            overdue::note(&shared, &request.id, request.deadline).await;
+            noted::note(&shared, &request.id, request.deadline).await;
             Ok(started)
         });
         start.await.map_err(failed)?
@@ -408,7 +409,7 @@ impl NodeApi for Node {
                 Some(handle) => handle.kill().await,
                 None => pause::remove(&self.shared, &self.tasks, id).await?,
             }
-            overdue::forget(&self.shared, id).await;
+            noted::forget(&self.shared, id).await;
             Ok(())
         })
     }
@@ -436,7 +437,7 @@ impl NodeApi for Node {
         Box::pin(async move {
             let id = request.id.clone();
             let paused = pause::pause(&self.shared, &self.tasks, request, cancel).await?;
-            overdue::forget(&self.shared, &id).await;
+            noted::forget(&self.shared, &id).await;
             Ok(paused)
         })
     }
@@ -445,7 +446,7 @@ impl NodeApi for Node {
         Box::pin(async move {
             let (id, deadline) = (request.id.clone(), request.deadline);
             let resumed = pause::resume::resume(&self.shared, &self.tasks, request).await?;
-            overdue::note(&self.shared, &id, deadline).await;
+            noted::note(&self.shared, &id, deadline).await;
             Ok(resumed)
         })
     }
@@ -574,7 +575,7 @@ impl NodeApi for Node {
     }
 
     fn set_deadline<'a>(&'a self, id: &'a SandboxId, deadline: NodeDeadline) -> NodeFuture<'a, Result<(), NodeError>> {
-        Box::pin(overdue::set(&self.shared, id, deadline))
+        Box::pin(noted::set(&self.shared, id, deadline))
     }
 
     fn expired(&self) -> NodeFuture<'_, Result<Vec<ExpiredSandbox>, NodeError>> {
@@ -582,7 +583,7 @@ impl NodeApi for Node {
     }
 
     fn forget_expired(&self, ids: Vec<SandboxId>) -> NodeFuture<'_, Result<(), NodeError>> {
-        Box::pin(overdue::forget_all(&self.shared, ids))
+        Box::pin(noted::forget_all(&self.shared, ids))
     }
 
     fn reconcile(&self, wanted: Vec<Wanted>) -> NodeFuture<'_, Result<Vec<Adopted>, NodeError>> {

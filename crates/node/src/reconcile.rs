@@ -16,7 +16,7 @@ use crate::handle::{Network, SandboxHandle, closed};
 use crate::log_writer::LogWriter;
 use crate::shared::Shared;
 use crate::work::{blocking, failed};
-use crate::{egress, overdue, pause, supervisor};
+use crate::{egress, noted, pause, supervisor};
 
 /// How long startup waits for unwanted sandboxes to end. Together they take milliseconds; the rest continues in the
 /// background.
@@ -149,7 +149,7 @@ pub(crate) async fn adopt_all(
     let swept = blocking(move || driver.storage().sweep_disks(&disks)).await;
     swept.map_err(failed)?.map_err(failed)?;
     // Last: from here on a server acts at deadlines.
-    overdue::take_over(shared, deadlines).await?;
+    noted::take_over(shared, deadlines).await?;
     Ok(adopted)
 }
 

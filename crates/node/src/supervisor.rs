@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::control::{AGENT_TIMEOUT, Control};
 use crate::events;
 use crate::handle::SandboxHandle;
-use crate::overdue;
+use crate::noted;
 use crate::pause::kept::remove_disk;
 use crate::shared::Shared;
 use crate::teardown::Held;
@@ -62,7 +62,7 @@ pub(crate) async fn supervise(
     }
     end(handle.id(), handle.sandbox()).await;
     shared.sandboxes.lock().remove(handle.id());
-    overdue::ended(&shared, handle.id()).await;
+    noted::ended(&shared, handle.id()).await;
     handle.condition().set_ended();
     let fields = [("event_type", "sandbox_end".to_owned())];
     if !died {

@@ -1,6 +1,7 @@
 //! A fake node: it keeps a list of sandboxes, whose ports are servers of the test, with configurable behaviour.
 
 mod admission;
+mod behave;
 mod behaviour;
 mod deadlines;
 mod forks;

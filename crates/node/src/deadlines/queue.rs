@@ -62,9 +62,9 @@ impl Service {
 pub(super) enum Next {
     /// Nothing, until something changes.
     Nothing,
-    /// It looks again after this time.
+    /// Nothing, for this time.
     Wait(Duration),
-    /// It ends or pauses what is overdue.
+    /// What is overdue is ended or paused.
     Act,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Note {
     pub(super) due: Duration,
     /// What is done once it is overdue.
     pub(super) then: Overdue,
-    /// That the node has begun to do that.
+    /// What is known since the node has begun to do that.
     #[serde(default)]
     pub(super) begun: Option<Begun>,
 }

@@ -72,9 +72,9 @@ pub(crate) struct NodeKeeper {
 /// What a node can do.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeCan {
-    /// It can write processes to disk.
+    /// Whether it can write processes to disk.
     pub(crate) writes_processes: bool,
-    /// It keeps deadlines.
+    /// Whether it keeps deadlines.
     pub(crate) keeps_deadlines: bool,
 }
 

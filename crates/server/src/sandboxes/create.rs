@@ -352,13 +352,11 @@ impl Sandboxes {
         let (row, stored) = self
             .insert_started(&node, new, &started.agent_version, timeout_s)
             .await?;
-        if prepared.is_some() || ready.is_some() {
-            self.tell_start(&node, &row).await;
-        }
+        self.tell_start(&node, &row, prepared.is_some() || ready.is_some())
+            .await;
         self.announce(&row, &entry, changes).await?;
         let mut stages = started.stages;
-        stages.extend(prepared);
-        stages.extend(ready);
+        stages.extend(prepared.into_iter().chain(ready));
         stages.push(stored);
         Ok(Created { row, stages })
     }
@@ -507,10 +505,8 @@ impl Sandboxes {
         } else {
             egress.clone()
         };
-        let request = StartSandbox {
-            deadline: self.node_deadline(node, &row).await?,
-            ..self.start_request(&row, asked.build, asked.env_vars.clone(), first)
-        };
+        let mut request = self.start_request(&row, asked.build, asked.env_vars.clone(), first);
+        request.deadline = self.node_deadline(node, &row).await?;
         let payer = Some(row.team_id.clone());
         loop {
             match node.handle.start(&payer, request.clone()).await {

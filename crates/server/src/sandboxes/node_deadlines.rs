@@ -103,8 +103,12 @@ impl Sandboxes {
         }
     }
 
-    /// Tells a node the deadline of a sandbox whose start has taken longer than the node knows: times are taken at its end.
-    pub(super) async fn tell_start(&self, node: &ServedNode, row: &SandboxRow) {
+    /// Tells a node the deadline of a sandbox whose start may have taken longer than the node knows, if `is_longer`: times are taken at
+    /// its end.
+    pub(super) async fn tell_start(&self, node: &ServedNode, row: &SandboxRow, is_longer: bool) {
+        if !is_longer {
+            return;
+        }
         let told = match self.node_deadline(node, row).await {
             Ok(Some(deadline)) => within(NODE_TIMEOUT, node.handle.set_deadline(&row.id, deadline)).await,
             Ok(None) => return,

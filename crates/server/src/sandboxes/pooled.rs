@@ -81,9 +81,7 @@ impl Sandboxes {
         let (row, stored) = self
             .insert_started(node, new, &claimed.agent_version, spec.timeout_s)
             .await?;
-        if prepared.is_some() {
-            self.tell_start(node, &row).await;
-        }
+        self.tell_start(node, &row, prepared.is_some()).await;
         self.announce(&row, &entry, changes).await?;
         let mut stages = claimed.stages;
         stages.extend(prepared);

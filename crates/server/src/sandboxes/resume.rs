@@ -226,10 +226,8 @@ impl Sandboxes {
         turn.note_success(Attempt::Restore);
         turn.set_policy_pending(false);
         turn.reopen();
-        if starts_anew {
-            // Its start command may have taken long.
-            self.tell_start(&turn.node, &row).await;
-        }
+        // Its start command may have taken long.
+        self.tell_start(&turn.node, &row, starts_anew).await;
         if turn.apply(Transition::Resumed).is_none() {
             return Err(PauseError::Stopping);
         }

@@ -1,9 +1,5 @@
 //! How the fake node responds to calls.
 
-use protocol::node::{Failure, NodeError};
-
-use super::{FakeNode, OWNER_LIMIT, SECRET};
-
 /// How the node responds to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
@@ -32,30 +28,4 @@ pub enum Behaviour {
         /// Whether the other sandboxes are of the same owner.
         is_own: bool,
     },
-}
-
-impl FakeNode {
-    pub(super) async fn behave(&self, behaviour: Behaviour) -> Result<(), NodeError> {
-        match behaviour {
-            Behaviour::Works | Behaviour::PanicsAfterwards | Behaviour::ExitsEarly => Ok(()),
-            Behaviour::Fails => Err(NodeError::failed(SECRET)),
-            Behaviour::Lost => Err(NodeError::Unreachable(Failure::new(SECRET))),
-            Behaviour::Full => Err(NodeError::Capacity(SECRET.to_owned())),
-            Behaviour::Unsupported => Err(NodeError::Unsupported(SECRET.to_owned())),
-            Behaviour::Panics => panic!("the fake node panics as configured"),
-            Behaviour::Waits => {
-                self.waiting.notify_one();
-                self.go.notified().await;
-                Ok(())
-            }
-            Behaviour::WaitsAndFails => {
-                self.waiting.notify_one();
-                self.go.notified().await;
-                Err(NodeError::failed(SECRET))
-            }
-            Behaviour::Busy { is_own } => Err(NodeError::Busy {
-                owner_limit: is_own.then_some(OWNER_LIMIT),
-            }),
-        }
-    }
 }

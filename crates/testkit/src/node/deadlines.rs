@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 
 use model::id::SandboxId;
 use parking_lot::Mutex;
-use protocol::node::{ExpiredSandbox, NodeDeadline, NodeError};
+use protocol::node::{ExpiredSandbox, NodeDeadline};
 
-use super::{Behaviour, FakeNode};
+use super::behaviour::Behaviour;
 
 /// The deadlines of a fake node.
 #[derive(Debug)]
@@ -30,17 +30,5 @@ impl Default for FakeDeadlines {
             told: Mutex::default(),
             expired: Mutex::default(),
         }
-    }
-}
-
-impl FakeNode {
-    pub(super) async fn note_deadline(&self, id: &SandboxId, deadline: NodeDeadline) -> Result<(), NodeError> {
-        let behaviour = *self.deadlines.set.lock();
-        self.behave(behaviour).await?;
-        if !self.running.lock().contains(id) {
-            return Err(NodeError::NotFound(id.clone()));
-        }
-        self.deadlines.told.lock().insert(id.clone(), deadline);
-        Ok(())
     }
 }

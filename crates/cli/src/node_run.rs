@@ -86,6 +86,7 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
             writes_processes: node.writes_processes(),
             is_limited: node.is_limited(),
             keeps_deadlines: true,
+            makes_parcels: true,
         },
         ..link::hello(node_identity::host_name(), version::text().to_owned())
     };

@@ -5,7 +5,8 @@ use std::time::Duration;
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    ClaimSandbox, ForkSandbox, NodeDeadline, PauseSandbox, PermitRequest, ResumeSandbox, StartSandbox, Wanted,
+    ClaimSandbox, ForkSandbox, NodeDeadline, PackSandbox, PauseSandbox, PermitRequest, ResumeSandbox, StartSandbox,
+    UnpackSandbox, Wanted,
 };
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,9 @@ pub(crate) enum Call {
     RemoveLayer(LayerId),
     ExportLayer(LayerId),
     ImportLayer(LayerId, u64),
+    /// Nodes that do not say so in their hello do not know it, and [`Self::UnpackSandbox`].
+    PackSandbox(Box<PackSandbox>),
+    UnpackSandbox(Box<UnpackSandbox>),
     BaseVersion,
     Dial(SandboxId, u16),
     SetEgress(SandboxId, EgressPolicy),
@@ -83,6 +87,8 @@ impl Call {
             | Self::RemoveLayer(_)
             | Self::ExportLayer(_)
             | Self::ImportLayer(..)
+            | Self::PackSandbox(_)
+            | Self::UnpackSandbox(_)
             | Self::Reconcile(_) => LONG,
         }
     }

@@ -60,6 +60,9 @@ pub struct Capabilities {
     /// Whether it keeps deadlines: it is told them, and asked what it has ended or paused by itself.
     #[serde(default)]
     pub keeps_deadlines: bool,
+    /// Whether it makes parcels of paused sandboxes, and sandboxes of parcels.
+    #[serde(default)]
+    pub makes_parcels: bool,
 }
 
 /// The answer of a server.

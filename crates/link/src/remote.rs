@@ -20,8 +20,9 @@ use model::network::EgressPolicy;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ExpiredSandbox, Failure,
     ForkSandbox, FrozenSandbox, HostReport, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeDeadline,
-    NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox,
-    ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, Wanted,
+    NodeError, NodeEvent, NodeEvents, NodeFuture, PackSandbox, PauseSandbox, PausedSandbox, PermitRequest,
+    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, UnpackSandbox,
+    UnpackedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -217,20 +218,21 @@ impl RemoteNode {
         failure
     }
 
-    async fn export(&self, id: &LayerId) -> io::Result<Result<LayerStream, NodeError>> {
+    /// Sends a call whose answer goes on as a stream of bytes.
+    async fn export(&self, call: &Call) -> io::Result<Result<LayerStream, NodeError>> {
         let turn = turn(&self.streams).await?;
-        let (answer, stream): (Result<(), NodeError>, _) = self.exchange(&Call::ExportLayer(id.clone())).await?;
+        let (answer, stream): (Result<(), NodeError>, _) = self.exchange(call).await?;
         Ok(answer.map(|()| LayerStream::new(Held::new(stream, turn))))
     }
 
-    async fn import(
+    /// Sends a call that goes on as a stream of bytes.
+    async fn import<T: DeserializeOwned>(
         &self,
-        id: &LayerId,
-        bytes: u64,
+        call: &Call,
         mut archive: LayerStream,
-    ) -> io::Result<Result<Committed, NodeError>> {
+    ) -> io::Result<Result<T, NodeError>> {
         let _turn = turn(&self.streams).await?;
-        let (mut answers, mut sent) = tokio::io::split(self.open(&Call::ImportLayer(id.clone(), bytes)).await?);
+        let (mut answers, mut sent) = tokio::io::split(self.open(call).await?);
         let sending = async {
             tokio::io::copy(&mut archive, &mut sent).await?;
             sent.shutdown().await
@@ -419,7 +421,10 @@ impl NodeApi for RemoteNode {
     }
 
     fn export_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<LayerStream, NodeError>> {
-        Box::pin(async move { self.export(id).await.map_err(|error| unreachable(&error))? })
+        Box::pin(async move {
+            let exported = self.export(&Call::ExportLayer(id.clone())).await;
+            exported.map_err(|error| unreachable(&error))?
+        })
     }
 
     fn import_layer<'a>(
@@ -429,9 +434,31 @@ impl NodeApi for RemoteNode {
         archive: LayerStream,
     ) -> NodeFuture<'a, Result<Committed, NodeError>> {
         Box::pin(async move {
-            let imported = self.import(id, bytes, archive).await;
+            let imported = self.import(&Call::ImportLayer(id.clone(), bytes), archive).await;
             imported.map_err(|error| unreachable(&error))?
         })
+    }
+
+    fn pack_sandbox(&self, request: PackSandbox) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(async move {
+            let packed = self.export(&Call::PackSandbox(Box::new(request))).await;
+            packed.map_err(|error| unreachable(&error))?
+        })
+    }
+
+    fn unpack_sandbox(
+        &self,
+        request: UnpackSandbox,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<UnpackedSandbox, NodeError>> {
+        Box::pin(async move {
+            let unpacked = self.import(&Call::UnpackSandbox(Box::new(request)), parcel).await;
+            unpacked.map_err(|error| unreachable(&error))?
+        })
+    }
+
+    fn is_connected(&self) -> bool {
+        Self::is_connected(self)
     }
 
     fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {

@@ -11,7 +11,6 @@ use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::{Response, StatusCode};
-use model::id::LayerId;
 use protocol::node::{DialError, LayerStream, NodeApi, NodeError, NodeEvents, PauseSandbox};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -124,11 +123,17 @@ async fn answer(node: &dyn NodeApi, mut body: RecvStream, respond: SendResponse<
         Call::RemoveMemory(build) => caller.finish(&node.remove_memory(&build).await).await,
         Call::Layers => caller.finish(&node.layers().await).await,
         Call::RemoveLayer(id) => caller.finish(&node.remove_layer(&id).await).await,
-        Call::ExportLayer(id) => export(node, &id, caller).await,
+        Call::ExportLayer(id) => export(node.export_layer(&id).await, caller).await,
         Call::ImportLayer(id, bytes) => {
             let (archive, answers) = tokio::io::split(caller.into_stream()?);
             let imported = node.import_layer(&id, bytes, LayerStream::new(archive)).await;
             end(answers, &imported).await
+        }
+        Call::PackSandbox(request) => export(node.pack_sandbox(*request).await, caller).await,
+        Call::UnpackSandbox(request) => {
+            let (parcel, answers) = tokio::io::split(caller.into_stream()?);
+            let unpacked = node.unpack_sandbox(*request, LayerStream::new(parcel)).await;
+            end(answers, &unpacked).await
         }
         Call::BaseVersion => caller.finish(&node.base_version().await).await,
         Call::Dial(id, port) => match node.dial(&id, port).await {
@@ -180,8 +185,8 @@ async fn pause(node: &dyn NodeApi, request: PauseSandbox, mut stream: LinkStream
     end(stream, &paused).await
 }
 
-async fn export(node: &dyn NodeApi, id: &LayerId, caller: Caller) -> io::Result<()> {
-    match node.export_layer(id).await {
+async fn export(exported: Result<LayerStream, NodeError>, caller: Caller) -> io::Result<()> {
+    match exported {
         Ok(mut archive) => {
             let mut stream = caller.into_stream()?;
             write_frame(&mut stream, &Ok::<(), NodeError>(())).await?;

@@ -29,6 +29,7 @@ mod memory;
 mod memory_locks;
 mod noted;
 mod overdue;
+mod parcel;
 mod pause;
 mod permits;
 mod process_watch;
@@ -54,9 +55,9 @@ use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ExpiredSandbox,
     ForkSandbox, FrozenSandbox, HostCapacity, HostLoad, HostReport, LayerInfo, LayerStream, LiveSandbox, MemoryInfo,
-    NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvents, NodeFuture, PauseSandbox, PausedSandbox, PermitRequest,
-    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox, Traffic,
-    Wanted,
+    NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvents, NodeFuture, PackSandbox, PauseSandbox, PausedSandbox,
+    PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox,
+    Traffic, UnpackSandbox, UnpackedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -76,6 +77,7 @@ use crate::handle::SandboxHandle;
 use crate::journal::Journal;
 use crate::log_writer::now_us;
 use crate::memory_locks::MemoryLocks;
+use crate::parcel::Parcels;
 use crate::pause::kept::KeptSandboxes;
 use crate::permits::HostPermits;
 use crate::restores::Restores;
@@ -195,6 +197,7 @@ impl Node {
             forks: Semaphore::new(fork::FORKS),
             copies: Mutex::default(),
             memories: MemoryLocks::default(),
+            parcels: Parcels::default(),
             archives: Arc::new(Semaphore::new(archive::ARCHIVES)),
             checkpoint_bytes: AtomicU64::new(0),
             disk_floor_bytes: (u64::from(disk_floor_mb) << 20).max(guard::FLOOR_MIN),
@@ -533,6 +536,22 @@ impl NodeApi for Node {
         archive: LayerStream,
     ) -> NodeFuture<'a, Result<Committed, NodeError>> {
         Box::pin(archive::import(&self.shared, id, bytes, archive))
+    }
+
+    fn pack_sandbox(&self, request: PackSandbox) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(parcel::pack(&self.shared, &self.tasks, request))
+    }
+
+    fn unpack_sandbox(
+        &self,
+        request: UnpackSandbox,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<UnpackedSandbox, NodeError>> {
+        Box::pin(async move {
+            // A task of its own: a caller that is dropped leaves nothing half unpacked.
+            let unpacking = parcel::unpack(Arc::clone(&self.shared), self.tasks.clone(), request, parcel);
+            self.tasks.spawn(unpacking).await.map_err(failed)?
+        })
     }
 
     fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {

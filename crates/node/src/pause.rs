@@ -239,6 +239,7 @@ async fn pause_again(shared: &Arc<Shared>, request: &PauseSandbox) -> Result<Pau
         return Err(NodeError::NotFound(id.clone()));
     }
     if request.keep == Kept::Filesystem {
+        kept.note_change();
         let (driver, of) = (Arc::clone(&shared.driver), (id.clone(), kept.disk.clone()));
         let forgotten = blocking(move || driver.storage().forget_checkpoint(&of.0, &of.1))
             .await

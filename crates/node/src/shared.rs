@@ -21,6 +21,7 @@ use crate::deadlines::Deadlines;
 use crate::handle::SandboxHandle;
 use crate::journal::Journal;
 use crate::memory_locks::MemoryLocks;
+use crate::parcel::Parcels;
 use crate::pause::kept::KeptSandboxes;
 use crate::permits::HostPermits;
 use crate::restores::Restores;
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) copies: Mutex<HashMap<DiskId, Option<Fork>>>,
     /// The memory of snapshots that is in use.
     pub(crate) memories: MemoryLocks,
+    /// What goes on with parcels of paused sandboxes.
+    pub(crate) parcels: Parcels,
     /// Each is held while an archive is written or read.
     pub(crate) archives: Arc<Semaphore>,
     /// Space that layers and checkpoints leave free, in bytes.

@@ -10,6 +10,7 @@ pub mod figures;
 pub mod filesystem;
 pub mod image;
 pub mod node;
+pub mod parcel;
 pub mod process;
 pub mod signature;
 pub mod sockets;

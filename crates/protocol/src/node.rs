@@ -26,6 +26,7 @@ use model::id::{BuildId, DiskId, LayerId, SandboxId, TemplateId};
 use model::lifecycle::Kept;
 use model::network::EgressPolicy;
 use model::resources::Resources;
+use model::secret::Secret;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -38,6 +39,7 @@ pub use self::log::{Logger, SandboxLog};
 pub use self::stream::{ByteSource, ByteStream, LayerStream, SandboxStream};
 pub use self::traffic::{NetworkBytes, Traffic};
 use crate::agent::Init;
+use crate::parcel::ChunkId;
 use crate::template_file::BaseVersion;
 
 /// A boxed future that borrows from its call.
@@ -248,6 +250,44 @@ pub struct ResumeSandbox {
     pub deadline: Option<NodeDeadline>,
 }
 
+/// A paused sandbox of which a parcel is made ([`crate::parcel`]).
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PackSandbox {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// The parcel, which no other one of the sandbox is called.
+    pub parcel: String,
+    /// The key of the sandbox's parcels: 64 hexadecimal digits. It is in no event, log or error.
+    pub key: Secret,
+    /// The chunks that need not be sent.
+    pub known: Vec<ChunkId>,
+}
+
+/// A parcel of which a paused sandbox is made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct UnpackSandbox {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// The parcel.
+    pub parcel: String,
+    /// The key of the sandbox's parcels, as in [`PackSandbox::key`].
+    pub key: Secret,
+    /// Whether it is to go on with its processes.
+    pub with_processes: bool,
+}
+
+/// A paused sandbox that was made of a parcel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnpackedSandbox {
+    /// What the node keeps of the sandbox.
+    pub kept: Kept,
+    /// Space that it takes on the disk of the host, in bytes.
+    pub disk_bytes: u64,
+    /// Why its processes are not kept, if they were wanted and cannot be restored on this host. For the client.
+    #[serde(default)]
+    pub without_processes: Option<String>,
+}
+
 /// What the node needs to start a sandbox whose processes are not in memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Boot {
@@ -444,6 +484,31 @@ pub trait NodeApi: Send + Sync + 'static {
     /// was kept of it; [`NodeError::Busy`] when its turn to be restored did not come in time.
     fn resume(&self, request: ResumeSandbox) -> NodeFuture<'_, Result<ResumedSandbox, NodeError>>;
 
+    /// Makes a parcel of what is kept on disk of a paused sandbox. The stream has its records, and ends after that of the
+    /// manifest; it is cut if the sandbox is resumed, changed or removed meanwhile, which does not wait for it.
+    /// [`NodeError::NotFound`] when there is no such sandbox. Only nodes that say so can do it.
+    fn pack_sandbox(&self, request: PackSandbox) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(std::future::ready(Err(no_parcels(&request.id))))
+    }
+
+    /// Makes a paused sandbox of a parcel. It is kept and not started when this returns, and survives a power cut. What the stream
+    /// has is untrusted: [`NodeError::Refused`] when something is missing, was changed, or belongs to another sandbox or pause,
+    /// and nothing is left then. [`NodeError::NoLayer`] when a layer below its files is not on this node;
+    /// [`NodeError::Capacity`] when the host has no space. A paused sandbox that the node had under the id is replaced.
+    fn unpack_sandbox(
+        &self,
+        request: UnpackSandbox,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<UnpackedSandbox, NodeError>> {
+        drop(parcel);
+        Box::pin(std::future::ready(Err(no_parcels(&request.id))))
+    }
+
+    /// Whether calls reach the node at the moment.
+    fn is_connected(&self) -> bool {
+        true
+    }
+
     /// Ends a sandbox and stores what it wrote to its file system as a layer. Its processes are killed like by
     /// [`Self::kill`], so the caller has made programs in it write out what they have, and aborted the open streams. The
     /// sandbox ends also on an error. Sockets are left out.
@@ -555,4 +620,8 @@ pub trait NodeApi: Send + Sync + 'static {
 
     /// What the egress gateway counted; zeros where sandboxes have no network.
     fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>>;
+}
+
+fn no_parcels(id: &SandboxId) -> NodeError {
+    NodeError::Unsupported(format!("this node makes no copies for the blob store, such as of {id}"))
 }

@@ -360,7 +360,7 @@ impl Drop for Spare {
     }
 }
 
-fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
+pub(crate) fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, to) {
         Ok(offset) => Ok(Some(offset)),
         Err(rustix::io::Errno::NXIO) => Ok(None),

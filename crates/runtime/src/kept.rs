@@ -3,6 +3,7 @@
 //! ```text
 //!   kept/<sandbox>.<disk>/         the disk is kept; what else there is of the sandbox lies in here
 //!   kept/<sandbox>.<disk>/saved    it is complete, and nothing has used it since
+//!   kept/<sandbox>.<disk>/moved    it comes from another node, and nothing was started on it here yet
 //!   kept/<sandbox>.<disk>/base     the version of `base` that its files lie above, if that is known
 //!   kept/<sandbox>.<disk>/image    its checkpoint, complete; earlier versions wrote this name
 //!   kept/<sandbox>.<disk>/image.new a checkpoint that is being written
@@ -28,6 +29,7 @@ use crate::stored::KeptDisk;
 const DIRECTORY: &str = "kept";
 const SAVED: &str = "saved";
 const BASE: &str = "base";
+const MOVED: &str = "moved";
 const CHECKPOINT: &str = "image";
 const UNFINISHED_CHECKPOINT: &str = "image.new";
 const REMOVED: &str = "removed.";
@@ -168,6 +170,32 @@ impl KeptDisks {
     /// When the directory cannot be written.
     pub(crate) fn mark_used(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
         remove_file(&self.path(id, disk).join(SAVED))
+    }
+
+    /// Whether a disk is complete, and nothing has used it since.
+    pub(crate) fn is_saved(&self, id: &SandboxId, disk: &DiskId) -> bool {
+        self.path(id, disk).join(SAVED).exists()
+    }
+
+    /// Notes that a disk comes from another node.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn mark_moved(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        write(&self.path(id, disk), MOVED, b"")
+    }
+
+    /// Whether a disk comes from another node, and was not made ready for this one.
+    pub(crate) fn is_moved(&self, id: &SandboxId, disk: &DiskId) -> bool {
+        self.path(id, disk).join(MOVED).exists()
+    }
+
+    /// Notes that a disk that comes from another node is ready for this one.
+    ///
+    /// # Errors
+    /// When the directory cannot be written.
+    pub(crate) fn mark_settled(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
+        remove_file(&self.path(id, disk).join(MOVED))
     }
 
     /// The version of `base` that the files of a disk lie above; none if that is not known.

@@ -53,6 +53,7 @@ mod netlink;
 mod netns;
 mod open_files;
 pub mod page_out;
+mod parcel;
 mod place;
 pub mod probe;
 mod process;

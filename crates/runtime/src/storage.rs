@@ -10,6 +10,7 @@ mod copies;
 mod disks;
 mod memories;
 mod opened;
+mod parcels;
 
 use std::fs;
 use std::io;

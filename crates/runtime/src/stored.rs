@@ -1,8 +1,12 @@
 //! What the storage of a node is asked for and answers with: plain data.
 
+use std::collections::HashSet;
 use std::io;
 
 use model::id::{DiskId, LayerId, SandboxId};
+use model::lifecycle::Kept;
+use model::secret::Secret;
+use protocol::parcel::ChunkId;
 
 /// A disk that outlives the processes of its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +62,49 @@ pub struct UnpackRequest {
     pub bytes: u64,
     /// Space on the file system of the data directory that has to stay free, in bytes.
     pub keep_free_bytes: u64,
+}
+
+/// A kept disk to make a parcel of, with its checkpoint if there is one.
+#[derive(Debug, Clone)]
+pub struct PackParcel {
+    /// Its sandbox.
+    pub id: SandboxId,
+    /// The disk.
+    pub disk: DiskId,
+    /// The parcel.
+    pub parcel: String,
+    /// The key of the sandbox's parcels.
+    pub key: Secret,
+    /// The chunks that need not be sent.
+    pub known: HashSet<ChunkId>,
+}
+
+/// A parcel to make a kept disk of.
+#[derive(Debug, Clone)]
+pub struct UnpackParcel {
+    /// Its sandbox.
+    pub id: SandboxId,
+    /// The disk, which must not exist.
+    pub disk: DiskId,
+    /// The parcel.
+    pub parcel: String,
+    /// The key of the sandbox's parcels.
+    pub key: Secret,
+    /// Whether its checkpoint is wanted as well.
+    pub with_processes: bool,
+    /// Space on the file system of the data directory that has to stay free, in bytes.
+    pub keep_free_bytes: u64,
+}
+
+/// What was made of a parcel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unpacked {
+    /// What is kept of the sandbox.
+    pub kept: Kept,
+    /// Space that it takes, in bytes.
+    pub bytes: u64,
+    /// Why its processes are not kept, if they were wanted and are not. For the client.
+    pub without_processes: Option<String>,
 }
 
 /// Why a sandbox or an archive did not become a layer, a layer not an archive, or a disk was not copied.

@@ -56,6 +56,32 @@ impl Engine {
         }
     }
 
+    /// The statement that keeps two leases from being acquired until the transaction ends, if a sandbox may be moved from the node of
+    /// the one, whose key is `$1`, to that of the other, whose key is `$2`. Both can be renewed meanwhile.
+    pub(crate) fn lock_of_move(self) -> &'static str {
+        match self {
+            Self::Sqlite => "SELECT o.id FROM nodes o, nodes n WHERE o.lease_key = $1 AND n.lease_key = $2",
+            Self::Postgres => {
+                "SELECT o.id FROM nodes o, nodes n WHERE o.lease_key = $1 AND n.lease_key = $2 FOR KEY SHARE OF o, n"
+            }
+        }
+    }
+
+    /// As [`Self::lock_of_move`], from the node `$1` whose lease nobody but the owner `$5` has at the time `$4`, and was acquired
+    /// `$3` times.
+    pub(crate) fn lock_of_move_from_free(self) -> &'static str {
+        match self {
+            Self::Sqlite => {
+                "SELECT o.id FROM nodes o, nodes n WHERE o.id = $1 AND n.lease_key = $2 AND o.lease_epoch = $3 \
+                 AND (o.lease_owner IS NULL OR o.lease_until_us <= $4 OR o.lease_owner = $5)"
+            }
+            Self::Postgres => {
+                "SELECT o.id FROM nodes o, nodes n WHERE o.id = $1 AND n.lease_key = $2 AND o.lease_epoch = $3 \
+                 AND (o.lease_owner IS NULL OR o.lease_until_us <= $4 OR o.lease_owner = $5) FOR KEY SHARE OF o, n"
+            }
+        }
+    }
+
     /// The statement that keeps other migrations out until the transaction ends, with its argument. SQLite's write
     /// transaction does that by itself.
     pub(crate) fn migration_lock(self) -> Option<(&'static str, i64)> {

@@ -32,6 +32,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0017_servers.sql"),
     include_str!("migrations/0018_draining.sql"),
     include_str!("migrations/0019_pause_draining.sql"),
+    include_str!("migrations/0020_parcels.sql"),
     include_str!("migrations/0021_use.sql"),
 ];
 

@@ -8,6 +8,7 @@
 
 mod change;
 mod page;
+mod parcel;
 mod pause;
 mod row;
 
@@ -20,6 +21,7 @@ use model::lifecycle::{Kept, State};
 
 use self::change::update_settings;
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
+pub use self::parcel::{Leaving, Move, ParcelRow};
 pub use self::pause::{Pause, Resumption};
 pub use self::row::SandboxRow;
 use self::row::columns;

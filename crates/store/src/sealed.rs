@@ -93,6 +93,16 @@ const SEALED: &[SealedColumn] = &[
         drop: Some("UPDATE sandboxes SET environment_sealed = NULL WHERE id = $1 AND $2 > 0"),
     },
     SealedColumn {
+        table: "sandboxes.parcel_key",
+        is_json: false,
+        select: "SELECT id AS row_key, parcel_key_sealed AS sealed FROM sandboxes WHERE parcel_key_sealed IS NOT NULL",
+        update: "UPDATE sandboxes SET parcel_key_sealed = $2 WHERE id = $1",
+        // What is encrypted under it is replaced at the next pause.
+        drop: Some(
+            "UPDATE sandboxes SET parcel_key_sealed = NULL, parcel_id = NULL, parcel_run = NULL WHERE id = $1 AND $2 > 0",
+        ),
+    },
+    SealedColumn {
         table: "sandboxes.network",
         is_json: true,
         select: "SELECT id AS row_key, network_json AS sealed FROM sandboxes WHERE network_json IS NOT NULL",

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use model::id::{DiskId, SandboxId};
 use parking_lot::Mutex;
@@ -24,12 +25,25 @@ pub(crate) struct KeptSandbox {
     pub(crate) disk: DiskId,
     /// Held while it is started or removed.
     pub(crate) changing: tokio::sync::Mutex<()>,
+    /// How often its disk, or what is kept beside it, may have been changed. It is raised under the lock.
+    pub(crate) changes: AtomicU64,
+}
+
+impl KeptSandbox {
+    /// Notes, under the lock, that its disk or what is kept beside it is about to change.
+    pub(super) fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl KeptSandboxes {
     pub(crate) fn insert(&self, id: SandboxId, disk: DiskId) {
-        let changing = tokio::sync::Mutex::default();
-        self.0.lock().insert(id, Arc::new(KeptSandbox { disk, changing }));
+        let kept = KeptSandbox {
+            disk,
+            changing: tokio::sync::Mutex::default(),
+            changes: AtomicU64::default(),
+        };
+        self.0.lock().insert(id, Arc::new(kept));
     }
 
     /// Notes that a sandbox is kept from now on, whatever happens, and has its end begin, after which its disk remains.

@@ -55,6 +55,7 @@ async fn start_kept(
     let not_found = || NodeError::NotFound(id.clone());
     let kept = shared.kept.get(&id).ok_or_else(not_found)?;
     let _changing = kept.changing.lock().await;
+    kept.note_change();
     let Some(boot) = boot else {
         return Err(NodeError::failed("the request does not say how to start the sandbox"));
     };

@@ -81,9 +81,10 @@ impl Storage {
             tracing::warn!(sandbox.id = %id, "the disk of a sandbox was in use when the host stopped, and is repaired");
             disk::repair(&path, &|| Instant::now() >= deadline)?;
         }
-        if let Some(base) = base
-            && self.kept.base_of(id, disk).as_deref() != Some(base)
-        {
+        let is_moved = self.kept.is_moved(id, disk);
+        let written = self.kept.base_of(id, disk);
+        // Overlayfs has noted what lies below, which is another directory on another node.
+        if is_moved || base.is_some_and(|base| written.as_deref() != Some(base)) {
             let order = Request::Rebase { disk: disk.clone() };
             match self
                 .helpers()?
@@ -94,9 +95,12 @@ impl Storage {
                 _ => return Err(io::Error::other("unexpected reply")),
             }
             self.wait_for_disk(disk, Instant::now() + RELEASE_TIMEOUT, &|| false)?;
-            self.kept
-                .set_base(id, disk, base)
-                .map_err(during("note the version of `base`"))?;
+            if let Some(base) = base {
+                self.kept
+                    .set_base(id, disk, base)
+                    .map_err(during("note the version of `base`"))?;
+            }
+            self.kept.mark_settled(id, disk)?;
         }
         // What is written from now on is not what was saved.
         self.kept.mark_used(id, disk)

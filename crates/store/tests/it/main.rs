@@ -21,6 +21,7 @@ mod left;
 mod lists;
 mod nodes;
 mod opening;
+mod parcels;
 mod postgres;
 mod records;
 mod samples;
@@ -113,6 +114,8 @@ const CASES: &[(&str, Case)] = cases![
     servers::a_lease_that_was_acquired_meanwhile_is_not_taken,
     servers::a_server_that_is_stopped_in_a_transaction_holds_up_no_other,
     servers::limits_hold_for_all_that_insert_at_the_same_time,
+    parcels::a_copy_is_that_of_one_pause,
+    parcels::a_sandbox_moves_once_and_never_behind_a_takeover,
     nodes::a_lease_has_one_owner,
     nodes::one_of_many_concurrent_requests_acquires_a_lease,
     nodes::rows_can_only_be_changed_by_their_node,

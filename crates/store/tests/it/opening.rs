@@ -48,7 +48,9 @@ pub(crate) async fn a_second_migration_changes_nothing(db: Database) {
     let versions: Vec<i64> = versions.iter().map(|row| row.get("version")).collect();
     assert_eq!(
         versions,
-        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+        [
+            1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21
+        ]
     );
     again.close().await;
 }

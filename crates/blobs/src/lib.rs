@@ -4,6 +4,8 @@
 //!   <prefix>/owner                      whose objects these are: see [`Blobs::claim`]
 //!   <prefix>/layers/<id>.tar.zst        a layer, named by the hash of its content
 //!   <prefix>/files/<team>/<hash>.tar    an archive that a team uploaded, with its checksum at its end: see [`checked`]
+//!   <prefix>/parcels/<sandbox>/<hash>   a chunk of copies of a paused sandbox, encrypted, named by a keyed hash of its content
+//!   <prefix>/parcels/<sandbox>/<id>.manifest  what a copy is made of, encrypted, written last
 //!   <prefix>/probe-<random>             what a start writes and deletes to check the settings
 //! ```
 //!

@@ -2,12 +2,16 @@
 
 use std::fmt;
 
-use model::id::{LayerId, TeamId};
+use model::id::{LayerId, SandboxId, TeamId};
 
 const LAYERS: &str = "layers/";
 const LAYER_END: &str = ".tar.zst";
 const FILES: &str = "files/";
 const FILE_END: &str = ".tar";
+const PARCELS: &str = "parcels/";
+const MANIFEST_END: &str = ".manifest";
+/// Length of the id of a parcel, in hexadecimal digits.
+const PARCEL_DIGITS: usize = 32;
 
 /// The name of an object that the platform keeps. Every other name belongs to another user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -16,17 +20,34 @@ pub enum Name {
     Layer(LayerId),
     /// An archive that a team uploaded under a hash of its client: 64 lower-case hexadecimal digits.
     File(TeamId, String),
+    /// A chunk of copies of a paused sandbox, encrypted: 64 lower-case hexadecimal digits.
+    Chunk(SandboxId, String),
+    /// The manifest of a copy of a paused sandbox, encrypted: 32 lower-case hexadecimal digits. It is written last.
+    Manifest(SandboxId, String),
 }
 
 impl Name {
     /// What the names of all objects of the platform begin with, below the prefix.
-    pub(crate) const FOLDERS: [&'static str; 2] = ["layers", "files"];
+    pub(crate) const FOLDERS: [&'static str; 3] = ["layers", "files", "parcels"];
+
+    /// What the names of all objects of a sandbox begin with, below the prefix.
+    pub(crate) fn folder_of(id: &SandboxId) -> String {
+        format!("{PARCELS}{id}")
+    }
 
     /// Parses the name of an object; none if `Display` does not write such a text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let name = if let Some(rest) = text.strip_prefix(LAYERS) {
             Self::Layer(rest.strip_suffix(LAYER_END)?.parse().ok()?)
+        } else if let Some(rest) = text.strip_prefix(PARCELS) {
+            let (id, name) = rest.split_once('/')?;
+            let id = id.parse().ok()?;
+            match name.strip_suffix(MANIFEST_END) {
+                Some(parcel) if is_hexadecimal(parcel, PARCEL_DIGITS) => Self::Manifest(id, parcel.to_owned()),
+                None if is_hexadecimal(name, 2 * PARCEL_DIGITS) => Self::Chunk(id, name.to_owned()),
+                _ => return None,
+            }
         } else {
             let (team, hash) = text.strip_prefix(FILES)?.strip_suffix(FILE_END)?.split_once('/')?;
             // A hash is what the id of a layer is.
@@ -37,11 +58,17 @@ impl Name {
     }
 }
 
+fn is_hexadecimal(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Layer(id) => write!(f, "{LAYERS}{id}{LAYER_END}"),
             Self::File(team, hash) => write!(f, "{FILES}{team}/{hash}{FILE_END}"),
+            Self::Chunk(id, hash) => write!(f, "{PARCELS}{id}/{hash}"),
+            Self::Manifest(id, parcel) => write!(f, "{PARCELS}{id}/{parcel}{MANIFEST_END}"),
         }
     }
 }
@@ -56,7 +83,10 @@ mod tests {
         let team: TeamId = "6a3e2f43-5d3c-4a43-8d5c-0d6c8a6f4a10".parse().unwrap();
         let layer = Name::Layer(hash.parse().unwrap());
         let file = Name::File(team, hash.clone());
-        for name in [layer, file] {
+        let sandbox: SandboxId = "ione".parse().unwrap();
+        let chunk = Name::Chunk(sandbox.clone(), hash.clone());
+        let manifest = Name::Manifest(sandbox, "0f".repeat(16));
+        for name in [layer, file, chunk, manifest] {
             assert_eq!(Name::parse(&name.to_string()), Some(name));
         }
         for text in [
@@ -69,6 +99,11 @@ mod tests {
             format!("other/{hash}.tar.zst"),
             format!("files/{hash}.tar"),
             "files/a/b.tar".to_owned(),
+            format!("parcels/{hash}"),
+            "parcels/ione/0f".to_owned(),
+            format!("parcels/ione/x/{hash}"),
+            format!("parcels/ione/{hash}.manifest"),
+            format!("parcels/ione/{}", hash.to_uppercase()),
         ] {
             assert_eq!(Name::parse(&text), None, "{text}");
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{Stream, StreamExt as _, TryStreamExt as _};
+use model::id::SandboxId;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::multipart::{MultipartStore as _, PartId};
 use object_store::path::Path;
@@ -372,6 +373,13 @@ impl Blobs {
             let found = self.inner.store.list(Some(&self.path(folder)));
             found.filter_map(move |meta| std::future::ready(self.listed(folder, meta)))
         })
+    }
+
+    /// Every object of copies of a sandbox.
+    pub fn list_of<'a>(&'a self, id: &SandboxId) -> impl Stream<Item = Result<(Name, Object), BlobError>> + Send + 'a {
+        let folder = Name::folder_of(id);
+        let found = self.inner.store.list(Some(&self.path(&folder)));
+        found.filter_map(move |meta| std::future::ready(self.listed(&folder, meta)))
     }
 
     fn listed(

@@ -179,7 +179,9 @@ async fn start(settings: &Config, dir: &DataDir, identity: NodeIdentity, runtime
         tracing::warn!("sandboxes run without limits of cpu, memory and processes: any of them can use up this host");
     }
 
-    let server_settings = parts.server(settings, dir, runtimes.connections, node.writes_processes());
+    let mut server_settings = parts.server(settings, dir, runtimes.connections, node.writes_processes());
+    // There is no other node that could go on with them.
+    server_settings.pause.copies = false;
     let https = parts.has_https();
     let Parts {
         listener: (listener, bound),

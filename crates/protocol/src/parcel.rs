@@ -23,8 +23,6 @@ pub const CHUNK: usize = 1 << 20;
 const CHUNK_SEALED: usize = CHUNK + 64;
 /// Maximum length of an encrypted manifest: that of a disk of some hundred GiB.
 const MANIFEST_SEALED: usize = 96 << 20;
-/// Maximum number of chunks of a parcel.
-const CHUNKS: usize = 1 << 20;
 /// What the object of a manifest begins with.
 const MAGIC: &[u8; 8] = b"RFPARCL1";
 /// Length of the id of a chunk, in bytes.
@@ -167,8 +165,10 @@ pub struct ManifestObject {
 }
 
 impl ManifestObject {
+    /// Maximum number of chunks.
+    pub const CHUNKS: usize = 1 << 20;
     /// Longest object, in bytes.
-    pub const MAX: usize = MAGIC.len() + 4 + CHUNKS * ID + MANIFEST_SEALED;
+    pub const MAX: usize = MAGIC.len() + 4 + Self::CHUNKS * ID + MANIFEST_SEALED;
 
     /// The object as bytes.
     ///
@@ -176,7 +176,7 @@ impl ManifestObject {
     /// When there are more chunks than a parcel can have.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         let count = u32::try_from(self.chunks.len()).ok();
-        let count = count.filter(|_| self.chunks.len() <= CHUNKS);
+        let count = count.filter(|_| self.chunks.len() <= Self::CHUNKS);
         let count = count.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a parcel of too many chunks"))?;
         let mut object = Vec::with_capacity(MAGIC.len() + 4 + self.chunks.len() * ID + self.sealed.len());
         object.extend_from_slice(MAGIC);

@@ -42,6 +42,7 @@ mod nodes;
 pub mod operator;
 mod others;
 mod outcome;
+mod parcels;
 pub mod peers;
 mod pool;
 mod readers;

@@ -32,7 +32,7 @@ use protocol::node::NodeError;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::client::ClientConnection;
 use proxy::ingress::route::{BadRoute, Route, SignedFile, Target, route};
-use proxy::ingress::{ClientBody, Ingress, refusal};
+use proxy::ingress::{Access, ClientBody, Ingress, refusal};
 use store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -278,6 +278,7 @@ impl Gateway {
             .strip(&self.services.store, request.headers_mut())
             .await;
         dashboard::without_cookies(request.headers_mut());
+        self.recall(&request, &target).await;
         if let Some(answer) = self.wake(&request, &target).await {
             self.services.metrics.proxy_request(answer.status().as_u16());
             return self.proxy_answer(&request, &answer);
@@ -306,6 +307,23 @@ impl Gateway {
     /// Whether a sandbox is on a node that is not served, where it goes on.
     fn is_on_absent_node(&self, id: &SandboxId) -> bool {
         self.services.registry.get(id).is_none() && self.services.sandboxes.nodes.is_absent(id)
+    }
+
+    /// Brings a paused sandbox of a node that is not served to another one, if its client wants traffic to resume it.
+    async fn recall(&self, request: &Request<ClientBody>, target: &Target) {
+        let sandboxes = &self.services.sandboxes;
+        if sandboxes.parcels.is_none() || !self.is_on_absent_node(&target.id) || refusal(request, target).is_some() {
+            return;
+        }
+        let Ok(Some(row)) = self.services.store.sandbox_by_id(&target.id).await else {
+            return;
+        };
+        let may_resume = |access: Access| access.may_resume(request.headers(), target.port, row.secure);
+        if sandboxes.access_to_recall(&row).is_some_and(may_resume) {
+            let recalling = sandboxes.recall(row);
+            // It goes on without this request.
+            let _ = tokio::time::timeout(WAKE_TIMEOUT, recalling).await;
+        }
     }
 
     /// Resumes a paused sandbox, if its client wants traffic to do so, and waits for it. Returns the answer where the

@@ -64,6 +64,10 @@ pub(crate) struct ServedNode {
     pub(crate) writes_processes: bool,
     /// Whether it keeps deadlines: it is told them, and asked what it has done about them.
     pub(crate) keeps_deadlines: bool,
+    /// Whether it makes parcels of paused sandboxes, and sandboxes of parcels.
+    pub(crate) makes_parcels: bool,
+    /// Sandboxes that have left it, of which it has something still.
+    pub(crate) left: Mutex<HashSet<SandboxId>>,
     /// What it is known to have.
     pub(crate) holdings: Mutex<Holdings>,
     /// What is known of the room of all nodes.
@@ -214,6 +218,10 @@ struct State {
     absent: HashMap<NodeId, HashSet<SandboxId>>,
     /// Nodes that another server of the service serves.
     elsewhere: HashSet<NodeId>,
+    /// Nodes that have a session, whether or not their sandboxes were taken over.
+    sessions: HashSet<NodeId>,
+    /// Nodes that were forgotten and whose paused sandboxes are in the blob store.
+    remembered: HashSet<NodeId>,
     /// The servers of the service, with this one; none if it works alone.
     servers: HashSet<NodeId>,
     /// Whether other servers may join at any time.
@@ -228,6 +236,8 @@ pub(crate) struct Nodes {
     placement: Arc<Placement>,
     /// The nodes that have admitted a sandbox which counts against no team.
     admitted: Mutex<HashMap<SandboxId, Weak<ServedNode>>>,
+    /// Notified when a sandbox has left a node that is not served.
+    moves: Notify,
 }
 
 impl Nodes {
@@ -236,6 +246,7 @@ impl Nodes {
             state: RwLock::default(),
             placement: Arc::new(placement),
             admitted: Mutex::default(),
+            moves: Notify::new(),
         }
     }
 
@@ -291,6 +302,45 @@ impl Nodes {
         }
     }
 
+    /// Notes that a session of a node begins: from now on its lease may be taken, and its sandboxes taken over.
+    pub(crate) fn begin_session(&self, id: &NodeId) {
+        self.state.write().sessions.insert(id.clone());
+    }
+
+    /// Notes that nothing of a node's session is left.
+    pub(crate) fn end_session(&self, id: &NodeId) {
+        self.state.write().sessions.remove(id);
+    }
+
+    /// Whether nobody has a node: it has no session here, and no other server serves it as far as is known.
+    pub(crate) fn is_without_session(&self, id: &NodeId) -> bool {
+        let state = self.state.read();
+        !state.sessions.contains(id) && !state.elsewhere.contains(id)
+    }
+
+    /// Notes a node that was forgotten and whose paused sandboxes are in the blob store: it is expected for them.
+    pub(crate) fn remember(&self, id: &NodeId) {
+        self.state.write().remembered.insert(id.clone());
+    }
+
+    /// Whether a node was forgotten and is expected for its sandboxes.
+    pub(crate) fn is_remembered(&self, id: &NodeId) -> bool {
+        self.state.read().remembered.contains(id)
+    }
+
+    /// Notes that a sandbox is on a node no more that is not served.
+    pub(crate) fn note_left(&self, id: &NodeId, sandbox: &SandboxId) {
+        if let Some(sandboxes) = self.state.write().absent.get_mut(id) {
+            sandboxes.remove(sandbox);
+        }
+        self.moves.notify_one();
+    }
+
+    /// Waits until a sandbox has left a node that is not served.
+    pub(crate) async fn sandbox_left(&self) {
+        self.moves.notified().await;
+    }
+
     /// Whether another server serves a node.
     pub(crate) fn has_elsewhere(&self, id: &NodeId) -> bool {
         self.state.read().elsewhere.contains(id)
@@ -339,6 +389,7 @@ impl Nodes {
         let mut state = self.state.write();
         state.absent.remove(id);
         state.elsewhere.remove(id);
+        state.remembered.remove(id);
     }
 
     /// All that are served.

@@ -19,9 +19,11 @@ pub(crate) mod header_rules;
 pub(crate) mod idempotency;
 pub(crate) mod injections;
 pub(crate) mod lifecycle;
+mod moving;
 pub(crate) mod network;
 mod node_deadlines;
 pub(crate) mod node_events;
+mod packing;
 pub(crate) mod pause;
 pub(crate) mod policy;
 mod pooled;
@@ -59,6 +61,7 @@ use crate::chain::Chain;
 use crate::clock::Clock;
 use crate::injections::SandboxInjections;
 use crate::nodes::{Nodes, ServedNode};
+use crate::parcels::Parcels;
 use crate::repositories::Repositories;
 use crate::settings::PauseSettings;
 
@@ -83,6 +86,8 @@ pub(crate) struct Sandboxes {
     pub(crate) policies: Policies,
     /// Prepares their repositories.
     pub(crate) repositories: Repositories,
+    /// Copies of those that are paused; none where they are on their nodes alone.
+    pub(crate) parcels: Option<Arc<Parcels>>,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: Arc<Work>,
@@ -188,6 +193,8 @@ impl Sandboxes {
             // The row belongs to no running sandbox, so the next start removes it.
             self.tracked
                 .store_failed(&error, id, "cannot remove the row of an ended sandbox");
+        } else {
+            self.remove_parcels(id);
         }
     }
 }

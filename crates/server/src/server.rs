@@ -47,6 +47,7 @@ use crate::operator::metrics::MetricSources;
 use crate::operator::{self, Operator, OperatorSocket};
 use crate::others::OtherServers;
 pub use crate::others::OthersError;
+use crate::parcels::Parcels;
 use crate::readers::Readers;
 use crate::records::Records;
 use crate::repositories::{Repositories, RepositoryServices};
@@ -134,6 +135,7 @@ impl Server {
             writes_processes: true,
             // It would end with this process, as the server does.
             keeps_deadlines: false,
+            makes_parcels: false,
         };
         let served = keeper.session(rows, node, can, CancellationToken::new(), &TaskTracker::new());
         let taken = async {
@@ -282,6 +284,10 @@ impl Server {
             telemetry,
             servers: _,
         } = settings;
+        let parcels = blobs.as_ref().filter(|_| pause.copies).map(|blobs| {
+            let (owner, rate) = (lease.owner().clone(), pause.copy_mib_per_s);
+            Arc::new(Parcels::new(Arc::clone(&blobs.store), sealer.clone(), owner, rate))
+        });
         let stored = blobs.map(|blobs| {
             let (node, clock, work) = (Arc::clone(&node), clock.clone(), work.clone());
             Arc::new(StoredLayers::new(blobs, store.clone(), node, clock, work))
@@ -382,6 +388,7 @@ impl Server {
                 secrets: Arc::clone(&secrets),
             },
             repositories: Repositories::new(repositories, means),
+            parcels,
             clock: clock.clone(),
             work: work_on_sandboxes,
         });

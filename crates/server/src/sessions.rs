@@ -109,7 +109,7 @@ impl NodeSessions {
             hub.expel(id);
         }
         for id in self.keeper.nodes.absent() {
-            if !is_listed(&id) && !hub.has_session(&id) {
+            if !is_listed(&id) && !hub.has_session(&id) && !self.keeper.nodes.is_remembered(&id) {
                 // So was this one, and that server removes what it had.
                 self.keeper.nodes.forget(&id);
                 self.held.lock().remove(&id);
@@ -206,6 +206,7 @@ impl NodeSessions {
                     None => break,
                 },
                 () = sessions.members.node_forgotten() => sessions.settle_forgotten().await,
+                () = sessions.keeper.nodes.sandbox_left() => sessions.hold_rest().await,
             }
         }
         running.close();
@@ -215,6 +216,8 @@ impl NodeSessions {
     /// One session of a node, from when it connects until it is over.
     async fn run(self: Arc<Self>, session: Session) {
         let id = session.member.clone();
+        // First, so that nobody who finds the node without a session has its lease afterwards.
+        self.keeper.nodes.begin_session(&id);
         match self.take_over(&session).await {
             Ok((lease, node, uses)) => {
                 tracing::info!(node.id = %id, name = session.name, "ready: the node was taken over");
@@ -226,6 +229,7 @@ impl NodeSessions {
                 tokio::time::sleep(TAKEOVER_PAUSE).await;
             }
         }
+        self.keeper.nodes.end_session(&id);
         self.members.hub().end(&session);
         self.members.note_ended();
     }
@@ -256,6 +260,7 @@ impl NodeSessions {
         let can = NodeCan {
             writes_processes: session.capabilities.writes_processes,
             keeps_deadlines: session.capabilities.keeps_deadlines,
+            makes_parcels: session.capabilities.makes_parcels,
         };
         let node = keeper.session(lease.rows().clone(), api, can, session.over.clone(), &uses);
         let taken = async {
@@ -315,6 +320,18 @@ impl NodeSessions {
         }
     }
 
+    /// Counts again what nodes have that are not served, of which a sandbox has moved away.
+    async fn hold_rest(&self) {
+        let held: Vec<NodeId> = self.held.lock().keys().cloned().collect();
+        for id in held.iter().filter(|id| self.keeper.nodes.is_without_session(id)) {
+            self.hold_anyway(id).await;
+            if !self.keeper.nodes.is_without_session(id) {
+                // It may have been taken over meanwhile, and counts by itself.
+                self.held.lock().remove(id);
+            }
+        }
+    }
+
     /// Removes what there is of nodes that were forgotten and are not served any more.
     async fn settle_forgotten(&self) {
         let listed = match self.members.store().joined_node_list().await {
@@ -333,6 +350,9 @@ impl NodeSessions {
                 tracing::error!(node.id = %node.id, error = %Chain(&error), "cannot remove what a forgotten node had");
             }
             self.held.lock().remove(&node.id);
+            if self.keeper.nodes.is_remembered(&node.id) {
+                self.hold_anyway(&node.id).await;
+            }
         }
     }
 
@@ -353,9 +373,14 @@ impl NodeSessions {
             owner: self.owner.clone(),
         };
         let lease = NodeLease::take(store, identity, self.keeper.clock.clone()).await?;
-        let lost = self.keeper.lose(lease.rows()).await?;
-        lease.remove_node().await?;
-        tracing::info!(node.id = %id, sandboxes = lost, "removed what a forgotten node had: its sandboxes are lost");
+        let (lost, kept) = self.keeper.lose(lease.rows()).await?;
+        if kept > 0 {
+            self.keeper.nodes.remember(id);
+            lease.release().await;
+        } else {
+            lease.remove_node().await?;
+        }
+        tracing::info!(node.id = %id, sandboxes = lost, kept, "removed what a forgotten node had: its sandboxes are lost, but for those that are in the blob store");
         Ok(())
     }
 }

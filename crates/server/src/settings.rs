@@ -149,6 +149,10 @@ pub struct PauseSettings {
     pub processes_on_disk: bool,
     /// When a pause is answered that writes processes to disk.
     pub answer: PauseAnswer,
+    /// Whether what is paused on disk is copied to the blob store, if there is one, so that other nodes can go on with it.
+    pub copies: bool,
+    /// How much one copy sends per second at most, in MiB; none for no limit.
+    pub copy_mib_per_s: Option<u32>,
 }
 
 /// When a pause is answered that writes processes to disk.

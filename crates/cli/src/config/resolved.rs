@@ -158,6 +158,7 @@ impl Config {
             },
             pause: PauseSettings {
                 checkpoints_at_shutdown_within: CHECKPOINTS_AT_SHUTDOWN_WITHIN,
+                copies: true,
                 ..PauseSettings::default()
             },
             webhooks: WebhookSettings::default(),

@@ -37,6 +37,7 @@ fn defaults_are_what_the_table_says() {
     assert_eq!(config.node.driver.base.to_string(), keys::BASE_TEMPLATE.default);
     assert_eq!(config.node.driver.unlimited.to_string(), keys::UNLIMITED.default);
     assert_eq!(config.pause.at_shutdown.to_string(), keys::PAUSE_AT_SHUTDOWN.default);
+    assert_eq!(config.pause.copies.to_string(), keys::PAUSE_COPIES.default);
     assert_eq!(
         (config.pause.answer, keys::PAUSE_ANSWER.default),
         (PauseAnswer::Durable, "durable")
@@ -55,6 +56,7 @@ fn defaults_are_what_the_table_says() {
         (limits.template_disk_mb, keys::LIMITS_TEMPLATE_DISK_MB),
         (config.capacity.max_sandboxes, keys::CAPACITY_MAX_SANDBOXES),
         (config.pause.retention_s, keys::PAUSE_RETENTION_S),
+        (config.pause.copy_mib_per_s, keys::PAUSE_COPY_MIB_PER_S),
     ] {
         assert_eq!((value, key.default), (None, "0"), "{}", key.name);
     }

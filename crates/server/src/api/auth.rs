@@ -86,6 +86,18 @@ impl Caller {
         entry.map_err(|error| ApiError::absent(error, id))
     }
 
+    /// A sandbox of the team that is to be resumed: one that is paused on a node that is away may be brought to another one.
+    pub(super) async fn sandbox_to_resume(
+        &self,
+        sandboxes: &Arc<Sandboxes>,
+        id: &SandboxId,
+    ) -> Result<Arc<SandboxEntry>, ApiError> {
+        match sandboxes.entry_to_resume(id, &self.team).await {
+            Ok(entry) => entry.map_err(|error| ApiError::absent(error, id)),
+            Err(error) => Err(ApiError::not_resumed(error, id)),
+        }
+    }
+
     /// The client on whose behalf sandboxes are created.
     pub(super) fn creator(&self) -> Creator {
         Creator {

@@ -70,6 +70,8 @@ impl Gateway {
         }
         match forwarding.is_at_another(&target.id, client).await {
             Location::Here => return Err(request),
+            // It may be brought to a node of this server.
+            Location::Away if self.is_on_absent_node(&target.id) => return Err(request),
             Location::Away => return Ok(self.proxy_answer(&request, &Answer::Unavailable)),
             Location::At(_) => {}
         }

@@ -76,6 +76,8 @@ pub(crate) struct NodeCan {
     pub(crate) writes_processes: bool,
     /// Whether it keeps deadlines.
     pub(crate) keeps_deadlines: bool,
+    /// Whether it makes parcels of paused sandboxes, and sandboxes of parcels.
+    pub(crate) makes_parcels: bool,
 }
 
 /// The sandboxes of a node that is not served: they count in the quotas of their teams until this is dropped.
@@ -114,6 +116,8 @@ impl NodeKeeper {
             admission,
             writes_processes: can.writes_processes,
             keeps_deadlines: can.keeps_deadlines,
+            makes_parcels: can.makes_parcels,
+            left: Mutex::default(),
             holdings: Mutex::new(Holdings::default()),
             placement: self.nodes.placement(),
             is_placed_on: AtomicBool::new(false),
@@ -132,6 +136,7 @@ impl NodeKeeper {
         }
         self.nodes.add(Arc::clone(node));
         self.sandboxes.write_all(node);
+        self.sandboxes.pack_all(node).await;
         Ok(())
     }
 
@@ -220,11 +225,12 @@ impl NodeKeeper {
         Ok(())
     }
 
-    /// Removes what there is of a node that was forgotten, and returns how many sandboxes are lost.
+    /// Removes what there is of a node that was forgotten, and returns how many sandboxes are lost, and how many are in the blob
+    /// store, from where another node can go on with them.
     ///
     /// # Errors
     /// When the database fails.
-    pub(crate) async fn lose(&self, rows: &NodeRows) -> Result<usize, StoreError> {
+    pub(crate) async fn lose(&self, rows: &NodeRows) -> Result<(usize, usize), StoreError> {
         let lost = self.sandboxes.lose_all(rows).await?;
         self.nodes.forget(rows.node());
         Ok(lost)

@@ -34,6 +34,10 @@ pub(crate) enum LifecycleEvent<'a> {
     NotPaused(&'static str),
     /// The sandbox could not be resumed and is still paused, for this reason.
     NotResumed(&'a str),
+    /// The sandbox has moved to another node, with its processes or, for a reason, without.
+    Moved(Option<&'a str>),
+    /// The sandbox is started anew from its files on the node that it has moved to, for this reason.
+    WithoutProcesses(&'a str),
     /// The sandbox was started anew, and is not ready, for this reason.
     NotReady(&'static str),
     /// The sandbox was resumed, for this reason.
@@ -64,6 +68,8 @@ impl LifecycleEvent<'_> {
             | Self::NotPaused(_)
             | Self::NotResumed(_)
             | Self::NotReady(_)
+            | Self::Moved(_)
+            | Self::WithoutProcesses(_)
             | Self::Forked(_)
             | Self::OperatorEntered(_) => None,
         }
@@ -101,6 +107,15 @@ impl LifecycleEvent<'_> {
             Self::NotReady(_) => {
                 let message = "the sandbox was started anew, and its start command has failed";
                 (Level::Warn, message, "start_command_failed")
+            }
+            Self::Moved(None) => (Level::Info, "the sandbox has moved to another node", "sandbox_moved"),
+            Self::Moved(Some(_)) => {
+                let message = "the sandbox has moved to another node, with its files alone";
+                (Level::Warn, message, "sandbox_moved")
+            }
+            Self::WithoutProcesses(_) => {
+                let message = "the processes of the sandbox could not be restored on its new node, and it is started from its files";
+                (Level::Warn, message, "memory_not_restored")
             }
             Self::NotPaused(_) => {
                 let message = "the timeout was reached, and the sandbox cannot be paused";
@@ -150,7 +165,10 @@ impl LifecycleEvent<'_> {
                 ("reason", reason.as_str().to_owned()),
                 ("kept", kept.as_str().to_owned()),
             ],
-            Self::NotResumed(why) => vec![("reason", (*why).to_owned())],
+            Self::NotResumed(why) | Self::Moved(Some(why)) | Self::WithoutProcesses(why) => {
+                vec![("reason", (*why).to_owned())]
+            }
+            Self::Moved(None) => Vec::new(),
             Self::OperatorEntered(command) => vec![("command", command.as_str().to_owned())],
             Self::NotPaused(why) | Self::PausedOtherwise(why) | Self::NotReady(why) => {
                 vec![("reason", (*why).to_owned())]

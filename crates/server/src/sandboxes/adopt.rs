@@ -96,13 +96,19 @@ impl Sandboxes {
         Ok(taken_over.len())
     }
 
-    /// Removes the rows of a node of which nothing is left: it was forgotten. Returns how many sandboxes those were.
-    pub(crate) async fn lose_all(&self, rows: &NodeRows) -> Result<usize, StoreError> {
-        let live = rows.sandbox_list_live().await?;
+    /// Removes the rows of a node of which nothing is left: it was forgotten. Returns how many sandboxes those were, and how many are
+    /// left, because the blob store has what is kept of them.
+    pub(crate) async fn lose_all(&self, rows: &NodeRows) -> Result<(usize, usize), StoreError> {
+        let mut live = rows.sandbox_list_live().await?;
+        let all = live.len();
+        if self.parcels.is_some() {
+            let copied: HashSet<SandboxId> = rows.sandbox_list_packed(true).await?.into_iter().collect();
+            live.retain(|row| !copied.contains(&row.id));
+        }
         for row in &live {
             self.lose_row(rows, row, None).await?;
         }
-        Ok(live.len())
+        Ok((live.len(), all - live.len()))
     }
 
     /// Removes the row of a sandbox of which nothing is left, with what its node has done by itself.
@@ -114,6 +120,10 @@ impl Sandboxes {
             self.note_gone(row, expiry);
         }
         self.tracked.records.end(&row.id);
+        if let Some(parcels) = self.parcels.as_ref().filter(|_| row.paused_us.is_some()) {
+            parcels.known.lock().insert(row.id.clone());
+            self.remove_parcels(&row.id);
+        }
         Ok(())
     }
 

@@ -462,6 +462,11 @@ impl SandboxEntry {
         traffic.ending.cancel();
     }
 
+    /// Waits until it is not paused any more.
+    pub(super) async fn left_pause(&self) {
+        self.until(|current| current.state != State::Paused).await;
+    }
+
     /// Waits until the pause that has its turn is to be cancelled.
     pub(crate) async fn pause_cancelled(&self) {
         self.until(|current| current.is_pause_cancelled).await;

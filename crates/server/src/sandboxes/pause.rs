@@ -83,6 +83,9 @@ pub(crate) enum PauseError {
     NotTold(#[source] NodeError),
     #[error("the task panicked or was cancelled")]
     TaskFailed,
+    /// The sandbox has moved to another node: it has another entry.
+    #[error("the sandbox has moved to another node")]
+    Moved,
 }
 
 impl From<NotChanged> for PauseError {
@@ -355,6 +358,7 @@ impl Sandboxes {
             return Err(PauseError::Stopping);
         }
         self.write_later(turn);
+        self.pack_later(turn);
         // If that failed, the sandbox is paused, but might not survive a loss of power.
         synced
     }
@@ -484,7 +488,8 @@ impl Sandboxes {
                     | PauseError::TooEarly(_)
                     | PauseError::Cancelled
                     | PauseError::Unhealthy
-                    | PauseError::TaskFailed,
+                    | PauseError::TaskFailed
+                    | PauseError::Moved,
                 ) => return,
             };
             self.tracked.log(&entry.id, &LifecycleEvent::PausedOtherwise(why));

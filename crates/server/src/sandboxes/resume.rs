@@ -71,6 +71,20 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         request: ResumeRequest,
     ) -> Result<Connected, PauseError> {
+        match self.resume_entry(entry, request).await {
+            Err(PauseError::Moved) => match self.moved(entry) {
+                Some(moved) => self.resume_entry(&moved, request).await,
+                None => Err(PauseError::Gone),
+            },
+            resumed => resumed,
+        }
+    }
+
+    async fn resume_entry(
+        self: &Arc<Self>,
+        entry: &Arc<SandboxEntry>,
+        request: ResumeRequest,
+    ) -> Result<Connected, PauseError> {
         let command = Command::Resume(self.resume_of(entry, request));
         let (arrived, arrival) = entry.arrive(command);
         if let Arrival::Refuse(why) = arrival {
@@ -80,6 +94,9 @@ impl Sandboxes {
         let resuming = async move {
             let entry = entry_of_task;
             let turn = entry.turn_of(command).await;
+            if sandboxes.moved(&entry).is_some() {
+                return Err(PauseError::Moved);
+            }
             // It may have been paused since.
             let command = Command::Resume(sandboxes.resume_of(&turn, request));
             match turn.decide(command, arrived) {
@@ -93,10 +110,11 @@ impl Sandboxes {
                             records.begin_change("resume", &turn.team, &turn.id, reason)
                         }
                     };
-                    let resumed = traced(span, sandboxes.resume_in_turn(&turn, request)).await;
+                    let resumed = traced(span, sandboxes.resume_or_start(&turn, request)).await;
                     drop(turn);
                     if resumed.is_err() {
                         sandboxes.write_later(&entry);
+                        sandboxes.pack_later(&entry);
                     }
                     if resumed.is_ok() && sandboxes.policies.injections.changes() != changes {
                         // A rule or a secret was changed meanwhile, when it was not among those that run.
@@ -139,6 +157,33 @@ impl Sandboxes {
         }
     }
 
+    /// Resumes a sandbox in its turn. One that has just come to its node is started from its files if its processes cannot be restored
+    /// there.
+    async fn resume_or_start(
+        self: &Arc<Self>,
+        turn: &Turn<'_>,
+        request: ResumeRequest,
+    ) -> Result<Connected, PauseError> {
+        let arrived = self
+            .parcels
+            .as_ref()
+            .is_some_and(|parcels| parcels.arrived.lock().contains(&turn.id));
+        let resumed = self.resume_in_turn(turn, request).await;
+        if !arrived || request.discards_processes {
+            return resumed;
+        }
+        let Err(PauseError::Node(NodeError::Refused(why))) = &resumed else {
+            return resumed;
+        };
+        tracing::warn!(sandbox.id = %turn.id, node.id = %turn.node.id(), "a sandbox that has moved is started from its files: {why}");
+        self.tracked.log(&turn.id, &LifecycleEvent::WithoutProcesses(why));
+        let from_files = ResumeRequest {
+            discards_processes: true,
+            ..request
+        };
+        self.resume_in_turn(turn, from_files).await
+    }
+
     async fn resume_in_turn(
         self: &Arc<Self>,
         turn: &Turn<'_>,
@@ -146,6 +191,9 @@ impl Sandboxes {
     ) -> Result<Connected, PauseError> {
         let id = &turn.id;
         self.recording.settle(turn).await?;
+        if self.move_before_resume(turn).await? {
+            return Err(PauseError::Moved);
+        }
         let counted = turn.counted();
         let restores = matches!(
             counted,
@@ -161,6 +209,9 @@ impl Sandboxes {
         turn.count(CountedAs::Running)?;
         if let Err(error) = self.enter_host(turn).await {
             turn.force_count(counted);
+            if self.move_for_capacity(turn).await {
+                return Err(PauseError::Moved);
+            }
             return Err(error);
         }
         if turn.apply(Transition::Resume).is_none() {
@@ -224,6 +275,9 @@ impl Sandboxes {
         });
         turn.follow(&row);
         turn.note_success(Attempt::Restore);
+        if let Some(parcels) = &self.parcels {
+            parcels.arrived.lock().remove(id);
+        }
         turn.set_policy_pending(false);
         turn.reopen();
         // Its start command may have taken long.

@@ -54,7 +54,7 @@ impl Sandboxes {
                     entry,
                     outcome: StopOutcome::Failed,
                 };
-                ended.outcome = ended.sandboxes.end(&ended.entry).await;
+                ended.outcome = ended.sandboxes.end(&ended.entry, reason).await;
                 if ended.outcome == StopOutcome::Gone {
                     ended.sandboxes.count_end(&ended.entry, reason);
                 }
@@ -72,10 +72,15 @@ impl Sandboxes {
 
     /// Ends a sandbox. Its row says first that it ends: it is in no list from then on, and what a crash leaves is ended at the
     /// next start.
-    async fn end(&self, entry: &Arc<SandboxEntry>) -> StopOutcome {
+    async fn end(self: &Arc<Self>, entry: &Arc<SandboxEntry>, reason: EndReason) -> StopOutcome {
         let id = &entry.id;
         // What writes its processes to disk gives up, whether or not a client waits for that.
         let turn = entry.turn_of(Command::Stop { is_retry: false }).await;
+        if let Some(moved) = self.moved(entry) {
+            // It has moved to another node before its end had its turn.
+            let ended = Box::pin(self.stop_because(&moved, reason)).await;
+            return ended.unwrap_or(StopOutcome::Gone);
+        }
         self.tracked.deadlines.remove(id);
         self.record_stop(&turn).await;
         turn.cut();
@@ -95,6 +100,7 @@ impl Sandboxes {
             return StopOutcome::Unrecorded;
         }
         self.tracked.remove(&turn.node, id);
+        self.remove_parcels(id);
         StopOutcome::Gone
     }
 

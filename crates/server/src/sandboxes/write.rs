@@ -102,6 +102,7 @@ impl Sandboxes {
                 let (kept, disk_bytes) = (paused.kept.as_str(), paused.disk_bytes);
                 self.finish_pause(&turn, paused, paused_us, row.resume_error).await;
                 tracing::info!(sandbox.id = %id, kept, disk_bytes, "a paused sandbox is on disk");
+                self.pack_later(entry);
             }
             // Who resumes it goes on from here; that of one that has ended is reported.
             Err(NodeError::Cancelled | NodeError::NotFound(_)) => {}

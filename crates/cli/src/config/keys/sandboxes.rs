@@ -110,6 +110,19 @@ keys! {
          all stay as they are until the host stops.",
         pause.at_shutdown = boolean,
     },
+    PAUSE_COPIES = {
+        "pause.copies", None, Boolean, "true",
+        "Whether a server with nodes that have joined copies what is paused on disk to the blob store, encrypted, if it has one \
+         (`blobs.store`): other nodes go on with it where the node that has it is away, drains, is full or was forgotten. \
+         `ringfence up` makes no copies.",
+        pause.copies = boolean,
+    },
+    PAUSE_COPY_MIB_PER_S = {
+        "pause.copy_mib_per_s", None, Integer, "0",
+        "How much the copy of one paused sandbox sends to the blob store per second at most, in MiB; 0 is no limit. Two are copied at a \
+         time.",
+        pause.copy_mib_per_s = limit(MAX),
+    },
     POOL_BASE = {
         "pool.base", None, Integer, "4, or 0 on a host with less than 3 GiB of memory",
         "How many sandboxes of `base` are started in advance and kept ready.",

@@ -135,7 +135,7 @@ pub(crate) async fn resume_sandbox(
     let body = body.read()?;
     let timeout_s = body.timeout.within(&caller.quota)?;
     let request = request(&caller, timeout_s, body.auto_pause, body.memory);
-    let entry = caller.sandbox(&sandboxes, &id).await?;
+    let entry = caller.sandbox_to_resume(&sandboxes, &id).await?;
     let resumed = sandboxes.resume(&entry, request).await;
     let resumed = resumed.map_err(|error| ApiError::not_resumed(error, &id))?;
     answer(resumed, &access)
@@ -208,7 +208,7 @@ async fn connect(
     memory: bool,
 ) -> Result<Response, ApiError> {
     let timeout_s = timeout.within(&caller.quota)?;
-    let entry = caller.sandbox(sandboxes, &id).await?;
+    let entry = caller.sandbox_to_resume(sandboxes, &id).await?;
     if timeout_s == 0 && is_asleep(&entry) {
         let why = format!("sandbox \"{id}\" is paused, and with timeout 0 it would end at once: send at least 1");
         return Err(ApiError::invalid(why));
@@ -282,7 +282,7 @@ impl ApiError {
     }
 
     /// The response when a sandbox was not resumed.
-    fn not_resumed(error: PauseError, id: impl std::fmt::Display) -> Self {
+    pub(crate) fn not_resumed(error: PauseError, id: impl std::fmt::Display) -> Self {
         match error {
             PauseError::Running => {
                 let why = format!("sandbox \"{id}\" is already running");

@@ -1,0 +1,352 @@
+//! Copies of paused sandboxes in the blob store: what is kept of one on the disk of a node, so that another node can go on
+//! with it.
+//!
+//! ```text
+//!   paused ──▶ chunks that are new ──▶ manifest ──▶ the row names the copy ──▶ what only earlier copies have is removed
+//!   resume ──▶ manifest ──▶ chunks ──▶ another node keeps it ──▶ the row moves there ──▶ the node before throws its own away
+//! ```
+//!
+//! The node encrypts and decrypts under a key of the sandbox that this server makes, keeps sealed in the row, and gives to a node
+//! in the call alone. What is moved here is opaque, and an object that was changed is refused by the node ([`protocol::parcel`]).
+//!
+//! A copy counts only while the row says that it is of the current pause. All objects of a sandbox lie in one folder, so that they
+//! can be removed without anything that says which there are.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use blobs::{BlobError, Blobs, Name};
+use bytes::Bytes;
+use futures_util::stream::{Stream, StreamExt as _};
+use model::id::{OwnerId, SandboxId};
+use model::secret::Secret;
+use parking_lot::Mutex;
+use protocol::node::{Image, LayerStream, NodeError, PackSandbox, UnpackSandbox, UnpackedSandbox};
+use protocol::parcel::{ChunkId, ManifestObject, Record};
+use store::error::StoreError;
+use store::keys::SealedSecret;
+use store::sandboxes::SandboxRow;
+use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
+use tokio_util::io::StreamReader;
+
+use crate::layers::turns::Payer;
+use crate::nodes::ServedNode;
+use crate::seal::{SealError, Sealer};
+
+/// Sandboxes that are copied at the same time.
+const UPLOADS: usize = 2;
+/// Chunks of one copy that are sent to the blob store, or fetched from it, at the same time.
+const CHUNKS: usize = 4;
+/// What a copy has at most beyond the disk and the memory of its sandbox, in MiB: files without names, and what describes both.
+const MARGIN_MB: u64 = 2048;
+
+/// Why a sandbox was not copied, or not made of its copy.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ParcelError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Blobs(#[from] BlobError),
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    #[error("what the node sends is cut")]
+    Cut(#[source] io::Error),
+    #[error("what the node sends is no copy: {0}")]
+    Invalid(&'static str),
+    #[error("the key of the sandbox's copies cannot be used")]
+    Key(#[from] SealError),
+}
+
+impl From<ParcelError> for NodeError {
+    fn from(error: ParcelError) -> Self {
+        match error {
+            ParcelError::Node(error) => error,
+            // One that is missing is not there a moment later either.
+            ParcelError::Blobs(BlobError::NotFound(name)) => Self::Refused(format!(
+                "the copy of the sandbox in the blob store is damaged: object {name} is missing"
+            )),
+            error => Self::Unavailable(error.to_string()),
+        }
+    }
+}
+
+/// The copies of the sandboxes of one server.
+pub(crate) struct Parcels {
+    blobs: Arc<Blobs>,
+    sealer: Sealer,
+    /// The owner of the leases of this server.
+    pub(crate) owner: OwnerId,
+    uploads: Semaphore,
+    /// How much one upload may send, in bytes per second.
+    bytes_per_s: Option<u64>,
+    /// The sandboxes that are being copied, and whether one has to be looked at again afterwards.
+    pub(crate) packing: Mutex<HashMap<SandboxId, bool>>,
+    /// Held while a sandbox of a node that is away is brought to another one.
+    pub(crate) recalls: Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>,
+    /// The sandboxes that may have objects.
+    pub(crate) known: Mutex<HashSet<SandboxId>>,
+    /// The sandboxes that were made of a copy, and were not resumed since.
+    pub(crate) arrived: Mutex<HashSet<SandboxId>>,
+}
+
+impl fmt::Debug for Parcels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parcels")
+            .field("blobs", &self.blobs)
+            .finish_non_exhaustive()
+    }
+}
+
+fn owner_of_key(id: &SandboxId) -> String {
+    format!("sandbox-parcels/{id}")
+}
+
+fn chunk_name(id: &SandboxId, chunk: &ChunkId) -> Name {
+    Name::Chunk(id.clone(), chunk.to_string())
+}
+
+impl Parcels {
+    pub(crate) fn new(blobs: Arc<Blobs>, sealer: Sealer, owner: OwnerId, mib_per_s: Option<u32>) -> Self {
+        Self {
+            blobs,
+            sealer,
+            owner,
+            uploads: Semaphore::new(UPLOADS),
+            bytes_per_s: mib_per_s.map(|mib| u64::from(mib) << 20),
+            packing: Mutex::default(),
+            recalls: Mutex::default(),
+            known: Mutex::default(),
+            arrived: Mutex::default(),
+        }
+    }
+
+    /// Waits until another sandbox may be copied.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.uploads.acquire().await.ok()
+    }
+
+    /// The key of a row.
+    ///
+    /// # Errors
+    /// When it was sealed with another key, or for another sandbox.
+    pub(crate) fn open_key(&self, id: &SandboxId, sealed: &SealedSecret) -> Result<Secret, SealError> {
+        Ok(Secret::new(self.sealer.open(&owner_of_key(id), sealed.as_str())?))
+    }
+
+    async fn key_of(&self, node: &ServedNode, id: &SandboxId) -> Result<Secret, ParcelError> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(|_| SealError::Random)?;
+        let sealed = SealedSecret::new(self.sealer.seal(&owner_of_key(id), &hex::encode(key))?);
+        let stored = node.rows.sandbox_parcel_key(id, &sealed).await?;
+        let stored = stored.ok_or_else(|| NodeError::NotFound(id.clone()))?;
+        Ok(self.open_key(id, &stored)?)
+    }
+
+    /// The objects of a sandbox.
+    async fn objects(&self, id: &SandboxId) -> Result<Vec<Name>, BlobError> {
+        let mut names = Vec::new();
+        let mut objects = Box::pin(self.blobs.list_of(id));
+        while let Some(object) = objects.next().await {
+            names.push(object?.0);
+        }
+        Ok(names)
+    }
+
+    /// Copies a sandbox that is paused on the disk of a node, as its row says. Nothing of it counts if this is dropped. Returns how
+    /// much was sent, in bytes; none if the sandbox is not paused in this way any more.
+    pub(crate) async fn upload(&self, node: &ServedNode, row: &SandboxRow) -> Result<Option<u64>, ParcelError> {
+        let id = &row.id;
+        self.known.lock().insert(id.clone());
+        let key = self.key_of(node, id).await?;
+        let before = self.objects(id).await?;
+        let known: HashSet<ChunkId> = before
+            .iter()
+            .filter_map(|name| match name {
+                Name::Chunk(_, hash) => hash.parse().ok(),
+                _ => None,
+            })
+            .collect();
+        let parcel = uuid::Uuid::new_v4().simple().to_string();
+        let request = PackSandbox {
+            id: id.clone(),
+            parcel: parcel.clone(),
+            key,
+            known: known.iter().copied().collect(),
+        };
+        let mut stream = node.handle.pack_sandbox(request).await?;
+        let most = (u64::from(row.disk_mb) + u64::from(row.memory_mb) + MARGIN_MB) << 20;
+        let (chunks, sealed, sent) = self.receive(id, &mut stream, &known, most).await?;
+        let used: HashSet<Name> = chunks.iter().map(|chunk| chunk_name(id, chunk)).collect();
+        let object = ManifestObject { chunks, sealed }.encode().map_err(ParcelError::Cut)?;
+        let manifest = Name::Manifest(id.clone(), parcel.clone());
+        self.blobs.put(&manifest, &object[..]).await?;
+        if !node.rows.sandbox_packed(id, &row.execution_id, &parcel).await? {
+            self.blobs.delete(&manifest).await?;
+            return Ok(None);
+        }
+        for name in before.iter().filter(|name| !used.contains(name)) {
+            self.blobs.delete(name).await?;
+        }
+        Ok(Some(sent))
+    }
+
+    /// Stores the chunks that a node sends, and returns all that its copy has, its manifest, and how many bytes were new.
+    async fn receive(
+        &self,
+        id: &SandboxId,
+        stream: &mut LayerStream,
+        known: &HashSet<ChunkId>,
+        most: u64,
+    ) -> Result<(Vec<ChunkId>, Bytes, u64), ParcelError> {
+        let stored = |put: Result<Result<u64, BlobError>, JoinError>| -> Result<(), ParcelError> {
+            put.map_err(|error| ParcelError::Cut(io::Error::other(error)))??;
+            Ok(())
+        };
+        let mut chunks = Vec::new();
+        // They end with this.
+        let mut puts = JoinSet::new();
+        let (begun, mut sent) = (Instant::now(), 0_u64);
+        loop {
+            match Record::read(stream).await.map_err(ParcelError::Cut)? {
+                Record::Known(chunk) if known.contains(&chunk) => chunks.push(chunk),
+                Record::Known(_) => return Err(ParcelError::Invalid("a chunk that is not in the blob store")),
+                Record::Chunk(chunk, content) => {
+                    chunks.push(chunk);
+                    sent += content.len() as u64;
+                    if sent > most {
+                        return Err(ParcelError::Invalid("it is larger than the sandbox can be"));
+                    }
+                    if puts.len() >= CHUNKS
+                        && let Some(put) = puts.join_next().await
+                    {
+                        stored(put)?;
+                    }
+                    let (blobs, name) = (Arc::clone(&self.blobs), chunk_name(id, &chunk));
+                    puts.spawn(async move { blobs.put(&name, &content[..]).await });
+                    if let Some(rate) = self.bytes_per_s {
+                        let due = Duration::from_millis(sent.saturating_mul(1000) / rate.max(1));
+                        tokio::time::sleep_until(begun + due).await;
+                    }
+                }
+                Record::Manifest(sealed) => {
+                    while let Some(put) = puts.join_next().await {
+                        stored(put)?;
+                    }
+                    return Ok((chunks, sealed, sent));
+                }
+            }
+            if chunks.len() > ManifestObject::CHUNKS {
+                return Err(ParcelError::Invalid("it has too many chunks"));
+            }
+        }
+    }
+
+    /// Has a node make a kept sandbox of a copy. Layers below its files that the node lacks are fetched before.
+    pub(crate) async fn download(
+        &self,
+        node: &ServedNode,
+        payer: &Payer,
+        request: &UnpackSandbox,
+    ) -> Result<UnpackedSandbox, ParcelError> {
+        let (id, manifest) = (&request.id, Name::Manifest(request.id.clone(), request.parcel.clone()));
+        let (_, content) = self.blobs.get(&manifest).await?;
+        let mut object = Vec::new();
+        let mut content = content.take(ManifestObject::MAX as u64);
+        content.read_to_end(&mut object).await.map_err(ParcelError::Cut)?;
+        let damaged = || {
+            NodeError::Refused(format!(
+                "the copy of the sandbox in the blob store is damaged: {manifest}"
+            ))
+        };
+        let object = ManifestObject::decode(&object.into()).ok_or_else(damaged)?;
+        // The node says one at a time, and each may be missing once.
+        for _ in 0..=Image::LAYERS_MAX {
+            let failed = Arc::new(Mutex::new(None));
+            let stream = self.stream(id, &object, Arc::clone(&failed));
+            let unpacked = node.handle.unpack_sandbox(request.clone(), stream).await;
+            let cut = failed.lock().take();
+            match (unpacked, node.handle.stored()) {
+                (Ok(unpacked), _) => return Ok(unpacked),
+                (Err(NodeError::NoLayer(layer)), Some(stored)) => stored.fetch(payer, &layer).await?,
+                (Err(error), _) => return Err(cut.map_or(ParcelError::Node(error), ParcelError::Blobs)),
+            }
+        }
+        Err(NodeError::failed("the node lacks one layer after another").into())
+    }
+
+    /// The records of a copy: its manifest, and then its chunks. Why they are cut is left in `failed`.
+    fn stream(&self, id: &SandboxId, object: &ManifestObject, failed: Arc<Mutex<Option<BlobError>>>) -> LayerStream {
+        let (blobs, id) = (Arc::clone(&self.blobs), id.clone());
+        let manifest = std::future::ready(Ok(encoded(Record::Manifest(object.sealed.clone()))));
+        let chunks = futures_util::stream::iter(object.chunks.clone()).map(move |chunk| {
+            let (blobs, id, failed) = (Arc::clone(&blobs), id.clone(), Arc::clone(&failed));
+            async move {
+                let fetched = fetch(&blobs, &id, &chunk).await;
+                fetched
+                    .map(|content| encoded(Record::Chunk(chunk, content)))
+                    .map_err(|error| {
+                        let told = io::Error::other(error.to_string());
+                        failed.lock().get_or_insert(error);
+                        told
+                    })
+            }
+        });
+        let records = futures_util::stream::once(manifest).chain(chunks.buffered(CHUNKS));
+        let records: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>> = Box::pin(records);
+        LayerStream::new(Records(StreamReader::new(records)))
+    }
+
+    /// Removes all copies of a sandbox that has ended. What is left after a failure is found by the next round.
+    pub(crate) async fn remove(&self, id: &SandboxId) -> Result<usize, BlobError> {
+        let objects = self.objects(id).await?;
+        for name in &objects {
+            self.blobs.delete(name).await?;
+        }
+        Ok(objects.len())
+    }
+}
+
+async fn fetch(blobs: &Blobs, id: &SandboxId, chunk: &ChunkId) -> Result<Bytes, BlobError> {
+    let name = chunk_name(id, chunk);
+    let (size, content) = blobs.get(&name).await?;
+    // A longer one is none of ours: the node refuses what is cut here.
+    let mut fetched = Vec::new();
+    let most = protocol::parcel::CHUNK as u64 + 64;
+    let read = content.take(most.min(size)).read_to_end(&mut fetched).await;
+    match read {
+        Ok(_) => Ok(fetched.into()),
+        Err(error) => Err(BlobError::Content {
+            name: name.to_string(),
+            why: error.to_string(),
+        }),
+    }
+}
+
+fn encoded(record: Record) -> Bytes {
+    let (mut head, content) = record.encode();
+    head.extend_from_slice(&content);
+    head.into()
+}
+
+/// The bytes of records.
+struct Records(StreamReader<Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>, Bytes>);
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Records")
+    }
+}
+
+impl AsyncRead for Records {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}

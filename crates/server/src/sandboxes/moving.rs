@@ -1,0 +1,438 @@
+//! Moving a paused sandbox to another node, which is made to keep what the blob store has of it: where the node that has it drains,
+//! is full, is away, or was forgotten.
+//!
+//! ```text
+//!   a permit of the other node ─▶ it keeps what the copy has ─▶ the row moves, in one guarded transaction ─▶ the entry is replaced
+//!                                 └──── until here it is where it was; what was made is thrown away ────┘
+//! ```
+//!
+//! Nothing runs twice. Whatever runs has a row that said so before, a row names one node, and only the server that has the lease of
+//! that node changes it. The transaction also keeps the leases of both nodes from being acquired until its end: whoever takes
+//! over the node of before reads its rows as they are before the move, and then the move finds another lease, or as they are
+//! afterwards, and has the node throw away what it kept. A node that keeps its session through all of this is told by
+//! [`Sandboxes::throw_away`], and gets no sandbox of that id meanwhile.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::id::{NodeId, SandboxId, TeamId};
+use model::lifecycle::{Kept, State};
+use model::secret::Secret;
+use protocol::node::{NodeError, UnpackSandbox, UnpackedSandbox};
+use proxy::ingress::Access;
+use store::sandboxes::{Leaving, Move, SandboxRow};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Sandboxes;
+use super::elsewhere::AbsentError;
+use super::entry::{CountedAs, SandboxEntry, Turn};
+use super::lifecycle::lifecycle_of;
+use super::pause::PauseError;
+use crate::admission::quota::ResourceUse;
+use crate::chain::Chain;
+use crate::nodes::{ANYWHERE, Needs, ServedNode};
+use crate::parcels::Parcels;
+use crate::records::LifecycleEvent;
+
+/// How long a node may be away before its paused sandboxes are brought to others: it may be restarted at the moment.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two looks whether it is back.
+const LOOK: Duration = Duration::from_millis(50);
+/// Nodes that are asked to keep a sandbox.
+const ASKED: usize = 3;
+/// Pause before a node is told again to throw a sandbox away.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Why a sandbox leaves its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// The node gets no new sandboxes.
+    Draining,
+    /// The node is not connected.
+    Away,
+    /// The host of the node has no capacity.
+    Full,
+}
+
+/// A copy that a sandbox can be made of.
+struct Parcel {
+    id: String,
+    key: Secret,
+}
+
+impl Sandboxes {
+    /// Moves a paused sandbox that is about to be resumed, if its node drains or is away and another one can have it. Returns whether
+    /// it has moved: then the entry is another one.
+    pub(super) async fn move_before_resume(self: &Arc<Self>, turn: &Turn<'_>) -> Result<bool, PauseError> {
+        if self.parcels.is_none() || turn.is_in_memory() {
+            return Ok(false);
+        }
+        let node = &turn.node;
+        if node.is_draining() {
+            return match self.move_from(turn, Why::Draining).await {
+                Ok(moved) => Ok(moved),
+                // It is where it was, and can be resumed there.
+                Err(error) if node.handle.is_connected() => {
+                    tracing::warn!(sandbox.id = %turn.id, error = %Chain(&error), "a sandbox stays on a node that drains");
+                    Ok(false)
+                }
+                Err(error) => Err(error),
+            };
+        }
+        if node.handle.is_connected() || !self.has_parcel(&turn.id).await? {
+            return Ok(false);
+        }
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until && !node.over.is_cancelled() {
+            if node.handle.is_connected() {
+                return Ok(false);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        self.move_from(turn, Why::Away).await
+    }
+
+    /// Moves a paused sandbox whose host has no capacity for it. Returns whether it has moved.
+    pub(super) async fn move_for_capacity(self: &Arc<Self>, turn: &Turn<'_>) -> bool {
+        if self.parcels.is_none() || turn.is_in_memory() {
+            return false;
+        }
+        match self.move_from(turn, Why::Full).await {
+            Ok(moved) => moved,
+            Err(error) => {
+                tracing::warn!(sandbox.id = %turn.id, error = %Chain(&error), "a sandbox stays on a host without capacity for it");
+                false
+            }
+        }
+    }
+
+    async fn has_parcel(&self, id: &SandboxId) -> Result<bool, PauseError> {
+        let parcel = self.store().sandbox_parcel(id).await?;
+        Ok(parcel.is_some_and(|parcel| parcel.current.is_some()))
+    }
+
+    async fn parcel_of(&self, parcels: &Parcels, id: &SandboxId) -> Result<Option<Parcel>, PauseError> {
+        let Some(row) = self.store().sandbox_parcel(id).await? else {
+            return Ok(None);
+        };
+        let (Some(current), Some(key)) = (row.current, row.key) else {
+            return Ok(None);
+        };
+        match parcels.open_key(id, &key) {
+            Ok(key) => Ok(Some(Parcel { id: current, key })),
+            Err(error) => {
+                tracing::error!(sandbox.id = %id, "the key of the copies of a sandbox cannot be used: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Moves a paused sandbox from a node that has a session.
+    async fn move_from(self: &Arc<Self>, turn: &Turn<'_>, why: Why) -> Result<bool, PauseError> {
+        let Some(parcels) = &self.parcels else {
+            return Ok(false);
+        };
+        let Some(parcel) = self.parcel_of(parcels, &turn.id).await? else {
+            return Ok(false);
+        };
+        let row = self.store().sandbox_by_id(&turn.id).await?;
+        let Some(row) = row.filter(|row| row.version == turn.version()) else {
+            return Ok(false);
+        };
+        let from = Leaving::Held(&turn.node.rows);
+        let is_paused = || turn.state() == State::Paused;
+        let Some(entry) = self.bring(parcels, &row, &parcel, &from, &is_paused).await? else {
+            return Ok(false);
+        };
+        tracing::info!(sandbox.id = %turn.id, from = %turn.node.id(), to = %entry.node.id(), ?why, "a paused sandbox has moved to another node");
+        turn.cut();
+        turn.release();
+        self.throw_away(&turn.node, &turn.id);
+        Ok(true)
+    }
+
+    /// Brings a paused sandbox of a team to a node that is served, if its own is not. None if that is not possible: why the sandbox
+    /// is not here says what is.
+    pub(crate) async fn recall_of_team(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        team: &TeamId,
+    ) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
+        let row = self.store().sandbox_by_id(id).await?;
+        match row.filter(|row| row.team_id == *team) {
+            Some(row) => self.recall(row).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Brings a paused sandbox to a node that is served, if its own is not, on a task of its own.
+    pub(crate) async fn recall(self: &Arc<Self>, row: SandboxRow) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
+        let Some(parcels) = &self.parcels else {
+            return Ok(None);
+        };
+        if row.state != State::Paused || !self.has_parcel(&row.id).await? {
+            return Ok(None);
+        }
+        let turn = Arc::clone(parcels.recalls.lock().entry(row.id.clone()).or_default());
+        let (sandboxes, parcels, id) = (Arc::clone(self), Arc::clone(parcels), row.id.clone());
+        let recalling = self.work.spawn(async move {
+            let recalled = {
+                let _turn = turn.lock().await;
+                sandboxes.recall_in_turn(&parcels, &row.id).await
+            };
+            let mut recalls = parcels.recalls.lock();
+            // Nobody else has it, or waits for it.
+            if Arc::strong_count(&turn) <= 2 {
+                recalls.remove(&row.id);
+            }
+            recalled
+        });
+        let recalled = recalling.await.unwrap_or(Err(PauseError::TaskFailed));
+        if let Err(error) = &recalled {
+            tracing::warn!(sandbox.id = %id, error = %Chain(error), "a sandbox of a node that is away is not brought to another one");
+        }
+        recalled
+    }
+
+    async fn recall_in_turn(
+        self: &Arc<Self>,
+        parcels: &Parcels,
+        id: &SandboxId,
+    ) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(entry) = self.tracked.registry.get(id) {
+                return Ok(Some(entry));
+            }
+            if Instant::now() >= until {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        let Some(row) = self.store().sandbox_by_id(id).await? else {
+            return Ok(None);
+        };
+        let Some(node) = row.node_id.clone().filter(|_| row.state == State::Paused) else {
+            return Ok(None);
+        };
+        // In this order: a session that begins after the second look takes a lease with a higher number.
+        let Some(lease) = self.store().node_by_id(&node).await? else {
+            return Ok(None);
+        };
+        if !self.nodes.is_without_session(&node) {
+            return Ok(self.tracked.registry.get(id));
+        }
+        let Some(parcel) = self.parcel_of(parcels, id).await? else {
+            return Ok(None);
+        };
+        let from = Leaving::Free {
+            node: node.clone(),
+            epoch: lease.epoch,
+            owner: parcels.owner.clone(),
+            now_us: self.clock.now_us(),
+        };
+        let entry = self.bring(parcels, &row, &parcel, &from, &|| true).await?;
+        if let Some(entry) = &entry {
+            self.nodes.note_left(&node, id);
+            tracing::info!(sandbox.id = %id, from = %node, to = %entry.node.id(), "a paused sandbox of a node that is away has moved to another one");
+        }
+        Ok(entry)
+    }
+
+    /// Has another node keep what a copy has, and makes the sandbox one of that node. None if no node can have it now, or it has
+    /// changed meanwhile.
+    async fn bring(
+        self: &Arc<Self>,
+        parcels: &Parcels,
+        row: &SandboxRow,
+        parcel: &Parcel,
+        from: &Leaving<'_>,
+        is_paused: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
+        let mut failed = None;
+        for node in self.nodes_to_keep(row, row.node_id.as_ref()) {
+            let Ok(permit) = node.admission.admit_to_host(&row.id).await else {
+                continue;
+            };
+            let request = UnpackSandbox {
+                id: row.id.clone(),
+                parcel: parcel.id.clone(),
+                key: parcel.key.clone(),
+                with_processes: row.kept == Some(Kept::Checkpoint),
+            };
+            let payer = Some(row.team_id.clone());
+            let unpacked = match parcels.download(&node, &payer, &request).await {
+                Ok(unpacked) => unpacked,
+                Err(error) => {
+                    let error = NodeError::from(error);
+                    tracing::warn!(sandbox.id = %row.id, node.id = %node.id(), error = %Chain(&error), "a node does not keep the copy of a sandbox");
+                    if matches!(error, NodeError::Unreachable(_)) {
+                        // It may have been made nevertheless.
+                        self.throw_away(&node, &row.id);
+                    }
+                    if matches!(error, NodeError::Refused(_)) {
+                        return Err(PauseError::Node(error));
+                    }
+                    failed = Some(error);
+                    continue;
+                }
+            };
+            let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
+            let kept = CountedAs::Paused {
+                keep: unpacked.kept,
+                disk_bytes: unpacked.disk_bytes,
+            };
+            let admission = node.admission.occupy(&row.team_id, kept.share(share)).await;
+            let injections = self.policies.injections.of_sandbox(&row.id).await;
+            let (mut admission, injections) = match (admission, injections) {
+                (Ok(admission), Ok(injections)) if is_paused() => (admission, injections),
+                (Err(error), _) | (_, Err(error)) => {
+                    self.throw_away(&node, &row.id);
+                    return Err(error.into());
+                }
+                _ => {
+                    self.throw_away(&node, &row.id);
+                    return Err(PauseError::Stopping);
+                }
+            };
+            let Some(after) = self.take(&node, row, parcel, from, &unpacked).await? else {
+                self.throw_away(&node, &row.id);
+                return Ok(None);
+            };
+            admission.enter_host(permit);
+            parcels.known.lock().insert(row.id.clone());
+            parcels.arrived.lock().insert(row.id.clone());
+            let entry = self.register(&after, &node, admission, injections.as_ref());
+            let paused_us = after.paused_us.unwrap_or_else(|| self.clock.now_us());
+            self.retain(&entry.turn().await, paused_us);
+            let why = unpacked.without_processes.as_deref();
+            if let Some(why) = why {
+                tracing::warn!(sandbox.id = %row.id, node.id = %node.id(), "a sandbox has moved with its files alone: {why}");
+            }
+            self.tracked.log(&row.id, &LifecycleEvent::Moved(why));
+            return Ok(Some(entry));
+        }
+        match failed {
+            Some(error) => Err(PauseError::Node(error)),
+            None => Ok(None),
+        }
+    }
+
+    /// Moves the row. If the database fails, it may have moved or not, and is looked at again.
+    async fn take(
+        &self,
+        node: &Arc<ServedNode>,
+        row: &SandboxRow,
+        parcel: &Parcel,
+        from: &Leaving<'_>,
+        unpacked: &UnpackedSandbox,
+    ) -> Result<Option<SandboxRow>, PauseError> {
+        let moved = Move {
+            id: &row.id,
+            version: row.version,
+            parcel: &parcel.id,
+            kept: unpacked.kept,
+            kept_bytes: i64::try_from(unpacked.disk_bytes).unwrap_or(i64::MAX),
+        };
+        let error = match node.rows.sandbox_take(moved, from).await {
+            Ok(taken) => return Ok(taken),
+            Err(error) => error,
+        };
+        self.tracked
+            .store_failed(&error, &row.id, "whether a sandbox has moved is not known yet");
+        loop {
+            match self.store().sandbox_by_id(&row.id).await {
+                Ok(Some(now)) if now.node_id.as_ref() == Some(node.id()) => return Ok(Some(now)),
+                Ok(_) => return Ok(None),
+                // What the node keeps is thrown away by its next session, or is that of the row.
+                Err(_) if !self.work.pause(AGAIN).await || node.over.is_cancelled() => return Err(error.into()),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// The nodes that may keep a sandbox, the best first.
+    fn nodes_to_keep(&self, row: &SandboxRow, before: Option<&NodeId>) -> Vec<Arc<ServedNode>> {
+        let needs = Needs {
+            memory_mb: row.memory_mb,
+            ..ANYWHERE
+        };
+        let mut nodes = self.nodes.choose(needs);
+        nodes.retain(|node| {
+            node.makes_parcels
+                && Some(node.id()) != before
+                && node.handle.is_connected()
+                && !node.over.is_cancelled()
+                && !node.left.lock().contains(&row.id)
+        });
+        nodes.truncate(ASKED);
+        nodes
+    }
+
+    /// Has a node throw away what it has of a sandbox that is not one of its own, for as long as its session lasts. Its next session
+    /// does so as well.
+    fn throw_away(self: &Arc<Self>, node: &Arc<ServedNode>, id: &SandboxId) {
+        if !node.left.lock().insert(id.clone()) {
+            return;
+        }
+        let (sandboxes, node, id) = (Arc::clone(self), Arc::clone(node), id.clone());
+        self.work.spawn(async move {
+            loop {
+                if node.over.is_cancelled() {
+                    return;
+                }
+                match node.handle.kill(&id).await {
+                    Ok(()) | Err(NodeError::NotFound(_)) => break,
+                    Err(NodeError::Away | NodeError::Unreachable(_)) => {}
+                    Err(error) => {
+                        tracing::warn!(sandbox.id = %id, node.id = %node.id(), error = %Chain(&error), "a node does not throw away yet what it has of a sandbox");
+                    }
+                }
+                if !sandboxes.work.pause(AGAIN).await {
+                    return;
+                }
+            }
+            node.left.lock().remove(&id);
+            tracing::info!(sandbox.id = %id, node.id = %node.id(), "a node has thrown away what it had of a sandbox that has moved");
+        });
+    }
+
+    /// The entry of a sandbox that has moved since this one was that.
+    pub(super) fn moved(&self, entry: &Arc<SandboxEntry>) -> Option<Arc<SandboxEntry>> {
+        self.parcels.as_ref()?;
+        let now = self.tracked.registry.get(&entry.id)?;
+        (!Arc::ptr_eq(&now, entry)).then_some(now)
+    }
+
+    /// What traffic requires that brings a sandbox with this row to another node: it is paused, and traffic resumes it.
+    pub(crate) fn access_to_recall(&self, row: &SandboxRow) -> Option<Access> {
+        let (lifecycle, tokens) = (lifecycle_of(row), &self.policies.tokens);
+        let is_asleep = row.state == State::Paused && lifecycle.auto_resume && !lifecycle.paused_for_files;
+        let is_wanted = self.parcels.is_some() && is_asleep;
+        is_wanted.then(|| Access {
+            traffic_token: (!row.allow_public_traffic).then(|| tokens.traffic_token(&row.id)),
+            access_token: Some(tokens.access_token(&row.id)),
+            mask_host: None,
+            https_ports: Vec::new().into(),
+            ending: CancellationToken::new(),
+        })
+    }
+
+    /// The entry of a team's sandbox that is to be resumed, which is brought to another node if its own is not served.
+    pub(crate) async fn entry_to_resume(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        team: &TeamId,
+    ) -> Result<Result<Arc<SandboxEntry>, AbsentError>, PauseError> {
+        let absent = match self.entry_of_team(id, team).await {
+            Err(absent @ (AbsentError::Away { .. } | AbsentError::Elsewhere { .. })) => absent,
+            other => return Ok(other),
+        };
+        match self.recall_of_team(id, team).await? {
+            Some(entry) => Ok(Ok(entry)),
+            // It may be here by now.
+            None => Ok(self.entry_of_team(id, team).await.map_err(|_| absent)),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Copying paused sandboxes to the blob store, in the background: a pause is answered before, and a resume or the end of the
+//! sandbox interrupts it at once.
+//!
+//! What fails is tried again, less and less often, until the sandbox is not paused any more or its node has another session,
+//! which looks for all that have no copy.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::id::SandboxId;
+use model::lifecycle::State;
+
+use super::Sandboxes;
+use super::entry::SandboxEntry;
+use crate::chain::Chain;
+use crate::nodes::ServedNode;
+use crate::parcels::{ParcelError, Parcels};
+
+/// Shortest and longest pause before a copy is tried again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+impl Sandboxes {
+    /// Copies every sandbox of a node that is paused on disk and has no copy of that, in the background.
+    pub(crate) async fn pack_all(self: &Arc<Self>, node: &Arc<ServedNode>) {
+        let Some(parcels) = &self.parcels else { return };
+        match node.rows.sandbox_list_with_key().await {
+            Ok(ids) => parcels.known.lock().extend(ids),
+            // The next round finds what they leave.
+            Err(error) => tracing::error!(error = %Chain(&error), "cannot list the sandboxes that have copies"),
+        }
+        if !node.makes_parcels {
+            return;
+        }
+        match node.rows.sandbox_list_packed(false).await {
+            Ok(ids) => {
+                for id in ids {
+                    if let Some(entry) = self.tracked.registry.get(&id) {
+                        self.pack_later(&entry);
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "cannot list the sandboxes that have no copy in the blob store");
+            }
+        }
+    }
+
+    /// Copies a sandbox in the background, if it is paused on disk by then.
+    pub(super) fn pack_later(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
+        let Some(parcels) = &self.parcels else { return };
+        if !entry.node.makes_parcels || !is_kept(entry) {
+            return;
+        }
+        if let Some(again) = parcels.packing.lock().get_mut(&entry.id) {
+            *again = true;
+            return;
+        }
+        parcels.packing.lock().insert(entry.id.clone(), false);
+        let (sandboxes, parcels, id) = (Arc::clone(self), Arc::clone(parcels), entry.id.clone());
+        self.work.spawn(async move {
+            loop {
+                // It may have moved to another node, or be another session's.
+                if let Some(entry) = sandboxes.tracked.registry.get(&id) {
+                    sandboxes.pack(&parcels, &entry).await;
+                }
+                let mut packing = parcels.packing.lock();
+                match packing.get_mut(&id) {
+                    Some(again) if *again => *again = false,
+                    _ => {
+                        packing.remove(&id);
+                        return;
+                    }
+                }
+            }
+        });
+    }
+
+    /// Copies a sandbox, as often as it takes.
+    async fn pack(&self, parcels: &Parcels, entry: &Arc<SandboxEntry>) {
+        let mut pause = RETRY.0;
+        while is_kept(entry) {
+            let copying = async {
+                let _turn = parcels.turn().await;
+                self.pack_once(parcels, entry).await
+            };
+            let copied = tokio::select! {
+                biased;
+                () = self.until_interrupted(entry) => return,
+                copied = copying => copied,
+            };
+            match copied {
+                Ok(()) => return,
+                Err(error) if pause == RETRY.0 => {
+                    tracing::warn!(sandbox.id = %entry.id, error = %Chain(&error), "cannot copy a paused sandbox to the blob store yet, it is tried again");
+                }
+                Err(error) => {
+                    tracing::debug!(sandbox.id = %entry.id, error = %Chain(&error), "cannot copy a paused sandbox yet");
+                }
+            }
+            tokio::select! {
+                biased;
+                () = self.until_interrupted(entry) => return,
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY.1),
+            }
+        }
+    }
+
+    async fn until_interrupted(&self, entry: &SandboxEntry) {
+        tokio::select! {
+            () = entry.left_pause() => {}
+            () = entry.node.over.cancelled() => {}
+            () = self.work.stopping().cancelled() => {}
+        }
+    }
+
+    async fn pack_once(&self, parcels: &Parcels, entry: &SandboxEntry) -> Result<(), ParcelError> {
+        let id = &entry.id;
+        let (Some(row), Some(parcel)) = (
+            self.store().sandbox_by_id(id).await?,
+            self.store().sandbox_parcel(id).await?,
+        ) else {
+            return Ok(());
+        };
+        if row.state != State::Paused || parcel.current.is_some() {
+            return Ok(());
+        }
+        if let Some(bytes) = parcels.upload(&entry.node, &row).await? {
+            tracing::info!(sandbox.id = %id, bytes, "a paused sandbox was copied to the blob store");
+        }
+        Ok(())
+    }
+
+    /// Removes the copies of a sandbox that has ended, in the background.
+    pub(super) fn remove_parcels(&self, id: &SandboxId) {
+        let Some(parcels) = &self.parcels else { return };
+        parcels.arrived.lock().remove(id);
+        if !parcels.known.lock().remove(id) {
+            return;
+        }
+        let (parcels, id) = (Arc::clone(parcels), id.clone());
+        self.work.spawn(async move {
+            match parcels.remove(&id).await {
+                Ok(0) => {}
+                Ok(objects) => tracing::debug!(sandbox.id = %id, objects, "removed the copies of a sandbox"),
+                Err(error) => {
+                    tracing::warn!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet");
+                }
+            }
+        });
+    }
+}
+
+/// Whether a sandbox is paused on disk.
+fn is_kept(entry: &SandboxEntry) -> bool {
+    entry.state() == State::Paused && !entry.is_in_memory()
+}

@@ -1,0 +1,254 @@
+"""What is paused is copied to a bucket, and goes on on another node when its own is lost, drains, or was forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from e2b import Sandbox
+
+from harness.criu import criu_config, processes
+from harness.hoststate import HostState, left_over
+from harness.s3 import Gateway
+from harness.servers import Node, Server, Service
+from harness.traffic import until
+
+CONFIG = "[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n" + criu_config()
+COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
+BLOCK = "head -c 3000000 /dev/urandom > ~/random && sync && md5sum ~/random"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    gateway = Gateway(Path(tmp_path_factory.mktemp("g", numbered=True)))
+    gateway.start()
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, gateway: Gateway) -> Iterator[Service]:
+    """A server on PostgreSQL with two nodes."""
+    before = HostState.take()
+    service = Service(Path(tmp_path_factory.mktemp("c", numbered=True)), servers=1, config=CONFIG + gateway.config())
+    try:
+        service.start(is_placed=False)
+        yield service
+        assert service.terminate() == 0, service.log_tail()
+        service.down()
+        assert left_over(before) == {}
+    finally:
+        service.close()
+
+
+@pytest.fixture(autouse=True)
+def shown(service: Service, gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test begins with both nodes, without a sandbox and an empty bucket. A failed one shows the logs."""
+    server(service).use()
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        print(service.log_tail(60))
+    launch(service)
+    for item in Sandbox.list().next_items():
+        Sandbox.kill(item.sandbox_id)
+    until(lambda: not copies(gateway), "nothing is left in the bucket")
+    for node in service.nodes:
+        until(lambda node=node: not kept(node), "nothing is kept on a node")
+
+
+def server(service: Service) -> Server:
+    return service.servers[0]
+
+
+def launch(service: Service) -> None:
+    for node in service.nodes:
+        if node.process is None:
+            node.launch()
+    until(lambda: len(server(service).serves()) == 2, "both nodes are served")
+
+
+def kill(node: Node) -> None:
+    assert node.process
+    node.process.kill()
+    node.process.wait()
+    node.process = None
+
+
+def copies(gateway: Gateway) -> list[Path]:
+    directory = gateway.objects / "parcels"
+    return [path for path in directory.rglob("*") if path.is_file()] if directory.exists() else []
+
+
+def kept(node: Node) -> list[str]:
+    """The sandboxes that a node keeps on its disk."""
+    return [path.name for path in (node.node_dir / "kept").iterdir() if not path.name.startswith("removed.")]
+
+
+def place_of(service: Service, sandbox_id: str) -> Node:
+    """The node of a sandbox, as the database says."""
+    found = service.postgres.ask(f"SELECT node_id FROM sandboxes WHERE id = '{sandbox_id}'").strip()
+    return next(node for node in service.nodes if node.id == found)
+
+
+def other(service: Service, node: Node) -> Node:
+    return next(found for found in service.nodes if found is not node)
+
+
+def until_copied(service: Service, sandbox_id: str) -> None:
+    sql = f"SELECT COUNT(*) FROM sandboxes WHERE id = '{sandbox_id}' AND state = 'paused' AND parcel_run = execution_id"
+    until(lambda: service.postgres.ask(sql).strip() == "1", "a complete copy is in the bucket")
+
+
+def pause(sandbox: Sandbox, service: Service, memory: bool = True) -> None:
+    headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
+    url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}/pause"
+    paused = httpx.post(url, headers=headers, json={"memory": memory}, timeout=60)
+    assert paused.status_code == 204, paused.text
+
+
+def made() -> tuple[Sandbox, str]:
+    """A sandbox with a program that counts, and a file."""
+    sandbox = Sandbox.create(timeout=600)
+    sandbox.commands.run(f"setsid sh -c '{COUNT}' >/dev/null 2>&1 & echo $! > /tmp/pid")
+    return sandbox, sandbox.commands.run(BLOCK).stdout
+
+
+def count(sandbox: Sandbox) -> int:
+    return int(until(lambda: sandbox.files.read("/tmp/count").strip(), "it counts"))
+
+
+def goes_on(sandbox: Sandbox, before: int, hash_before: str) -> None:
+    """Its program and its files are what they were, and it runs once."""
+    assert sandbox.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
+    assert sandbox.commands.run("md5sum ~/random").stdout == hash_before
+    until(lambda: count(sandbox) > before, "it counts further")
+
+
+def runs_once(sandbox: Sandbox) -> None:
+    agents = [pid for pid in processes(sandbox) if "agent" in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
+    assert len(agents) == 1, agents
+
+
+def test_processes_go_on_on_another_node_when_theirs_is_lost(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    lost = place_of(service, sandbox.sandbox_id)
+    assert len(kept(lost)) == 1
+    for path in copies(gateway):
+        assert b"RINGFENCE" not in path.read_bytes() and hash_before[:32].encode() not in path.read_bytes()
+    kill(lost)
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert place_of(service, sandbox.sandbox_id) is other(service, lost)
+    goes_on(sandbox, before, hash_before)
+    # The node comes back, and has nothing that could run.
+    launch(service)
+    until(lambda: not kept(lost), "the older copy is gone")
+    runs_once(sandbox)
+    goes_on(sandbox, count(sandbox), hash_before)
+    # Its next copy has what has changed alone.
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    goes_on(sandbox, before, hash_before)
+    assert sandbox.kill()
+    until(lambda: not copies(gateway), "nothing is left of it in the bucket")
+
+
+def test_files_alone_go_on_after_the_server_was_restarted(service: Service) -> None:
+    sandbox, hash_before = made()
+    pause(sandbox, service, memory=False)
+    until_copied(service, sandbox.sandbox_id)
+    lost = place_of(service, sandbox.sandbox_id)
+    kill(lost)
+    # No session of the node is left.
+    assert server(service).terminate() == 0
+    server(service).start()
+    until(lambda: len(server(service).serves()) == 1, "the other node is served")
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert place_of(service, sandbox.sandbox_id) is other(service, lost)
+    assert sandbox.commands.run("md5sum ~/random").stdout == hash_before
+    sandbox.commands.run("echo written here > ~/note")
+    launch(service)
+    until(lambda: not kept(lost), "the older copy is gone")
+    runs_once(sandbox)
+    assert sandbox.files.read("/home/user/note") == "written here\n"
+
+
+def test_what_is_paused_leaves_a_node_that_drains(service: Service) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    drained = place_of(service, sandbox.sandbox_id)
+    assert server(service).run("node", "drain", drained.id).returncode == 0
+    try:
+        sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+        assert place_of(service, sandbox.sandbox_id) is other(service, drained)
+        goes_on(sandbox, before, hash_before)
+        # In the same session.
+        until(lambda: not kept(drained), "the older copy is gone")
+        runs_once(sandbox)
+    finally:
+        assert server(service).run("node", "undrain", drained.id).returncode == 0
+
+
+def test_a_copy_that_was_changed_is_refused(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    pause(sandbox, service, memory=False)
+    until_copied(service, sandbox.sandbox_id)
+    lost = place_of(service, sandbox.sandbox_id)
+    chunk = max((path for path in copies(gateway) if path.suffix != ".manifest"), key=lambda path: path.stat().st_size)
+    content = chunk.read_bytes()
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    chunk.write_bytes(changed)
+    kill(lost)
+    headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
+    url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}"
+    refused = httpx.post(f"{url}/connect", headers=headers, json={"timeout": 60}, timeout=60)
+    assert refused.status_code == 503 and "blob store is damaged" in refused.text, refused.text
+    assert kept(other(service, lost)) == [], "nothing half is left"
+    assert httpx.get(url, headers=headers).json()["state"] == "paused"
+    chunk.write_bytes(content)
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert place_of(service, sandbox.sandbox_id) is other(service, lost)
+    assert sandbox.commands.run("md5sum ~/random").stdout == hash_before
+
+
+def test_a_bucket_that_is_away_holds_up_no_pause(service: Service, gateway: Gateway) -> None:
+    sandbox, _ = made()
+    gateway.stop()
+    pause(sandbox, service)
+    # It goes on where it is.
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert sandbox.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
+    pause(sandbox, service)
+    gateway.start()
+    until_copied(service, sandbox.sandbox_id)
+
+
+def test_what_is_paused_outlives_a_node_that_is_forgotten(service: Service) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    lost = place_of(service, sandbox.sandbox_id)
+    kill(lost)
+    forgotten = server(service).run("node", "forget", lost.id)
+    assert forgotten.returncode == 0, forgotten.stderr
+    listed = json.loads(server(service).run("sandbox", "list", "--format", "json").stdout)
+    assert [one["id"] for one in listed] == [sandbox.sandbox_id]
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert place_of(service, sandbox.sandbox_id) is other(service, lost)
+    goes_on(sandbox, before, hash_before)
+    # The host joins again, as another node, without what it had.
+    lost.down()
+    for name in ("link.json", "node.json"):
+        (lost.node_dir / name).unlink(missing_ok=True)
+    lost.join(server(service))

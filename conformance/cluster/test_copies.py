@@ -198,29 +198,6 @@ def test_what_is_paused_leaves_a_node_that_drains(service: Service) -> None:
         assert server(service).run("node", "undrain", drained.id).returncode == 0
 
 
-def test_a_copy_that_was_changed_is_refused(service: Service, gateway: Gateway) -> None:
-    sandbox, hash_before = made()
-    pause(sandbox, service, memory=False)
-    until_copied(service, sandbox.sandbox_id)
-    lost = place_of(service, sandbox.sandbox_id)
-    chunk = max((path for path in copies(gateway) if path.suffix != ".manifest"), key=lambda path: path.stat().st_size)
-    content = chunk.read_bytes()
-    changed = bytearray(content)
-    changed[len(changed) // 2] ^= 1
-    chunk.write_bytes(changed)
-    kill(lost)
-    headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
-    url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}"
-    refused = httpx.post(f"{url}/connect", headers=headers, json={"timeout": 60}, timeout=60)
-    assert refused.status_code == 503 and "blob store is damaged" in refused.text, refused.text
-    assert kept(other(service, lost)) == [], "nothing half is left"
-    assert httpx.get(url, headers=headers).json()["state"] == "paused"
-    chunk.write_bytes(content)
-    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
-    assert place_of(service, sandbox.sandbox_id) is other(service, lost)
-    assert sandbox.commands.run("md5sum ~/random").stdout == hash_before
-
-
 def test_a_bucket_that_is_away_holds_up_no_pause(service: Service, gateway: Gateway) -> None:
     sandbox, _ = made()
     gateway.stop()
@@ -233,19 +210,42 @@ def test_a_bucket_that_is_away_holds_up_no_pause(service: Service, gateway: Gate
     until_copied(service, sandbox.sandbox_id)
 
 
-def test_what_is_paused_outlives_a_node_that_is_forgotten(service: Service) -> None:
-    sandbox, hash_before = made()
+def test_a_copy_that_was_changed_is_refused_and_outlives_a_node_that_is_forgotten(service: Service, gateway: Gateway) -> None:
+    lost, left = service.nodes
+    assert server(service).run("node", "drain", left.id).returncode == 0
+    try:
+        sandbox, hash_before = made()
+        killed = Sandbox.create(timeout=600)
+    finally:
+        assert server(service).run("node", "undrain", left.id).returncode == 0
     before = count(sandbox)
-    pause(sandbox, service)
-    until_copied(service, sandbox.sandbox_id)
-    lost = place_of(service, sandbox.sandbox_id)
+    for one in (sandbox, killed):
+        pause(one, service)
+    for one in (sandbox, killed):
+        until_copied(service, one.sandbox_id)
+    directory = gateway.objects / "parcels" / sandbox.sandbox_id
+    chunk = max((path for path in directory.iterdir() if path.suffix != ".manifest"), key=lambda path: path.stat().st_size)
+    content = chunk.read_bytes()
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    chunk.write_bytes(changed)
     kill(lost)
     forgotten = server(service).run("node", "forget", lost.id)
     assert forgotten.returncode == 0, forgotten.stderr
+    headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
+    url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}"
+    refused = httpx.post(f"{url}/connect", headers=headers, json={"timeout": 60}, timeout=60)
+    assert refused.status_code == 503 and "blob store is damaged" in refused.text, refused.text
+    assert kept(left) == [], "nothing half is left"
+    assert httpx.get(url, headers=headers).json()["state"] == "paused"
+    # One that nobody resumes again ends without its node.
+    assert Sandbox.kill(killed.sandbox_id)
+    until(lambda: not (gateway.objects / "parcels" / killed.sandbox_id).exists(), "nothing is left of it in the bucket")
     listed = json.loads(server(service).run("sandbox", "list", "--format", "json").stdout)
     assert [one["id"] for one in listed] == [sandbox.sandbox_id]
+    chunk.write_bytes(content)
     sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
-    assert place_of(service, sandbox.sandbox_id) is other(service, lost)
+    assert place_of(service, sandbox.sandbox_id) is left
     goes_on(sandbox, before, hash_before)
     # The host joins again, as another node, without what it had.
     lost.down()

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::SendStream;
@@ -17,6 +17,7 @@ use h2::client::{ResponseFuture, SendRequest};
 use http::{Method, Request};
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
+use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ExpiredSandbox, Failure,
     ForkSandbox, FrozenSandbox, HostReport, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeDeadline,
@@ -60,6 +61,8 @@ struct Current {
 #[derive(Debug)]
 pub struct RemoteNode {
     current: watch::Sender<Option<Current>>,
+    /// When the last connection was lost, or this was made.
+    lost: Mutex<Instant>,
     connections: AtomicU64,
     calls: Arc<Semaphore>,
     streams: Arc<Semaphore>,
@@ -85,6 +88,7 @@ impl RemoteNode {
             give_back,
             given_back: tokio::sync::Mutex::new(given_back),
             current: watch::Sender::new(None),
+            lost: Mutex::new(Instant::now()),
             connections: AtomicU64::new(0),
             calls: Arc::new(Semaphore::new(CALLS)),
             streams: Arc::new(Semaphore::new(STREAMS)),
@@ -278,6 +282,7 @@ impl Drop for Used<'_> {
             let is_used = current.as_ref().is_some_and(|current| current.number == self.number);
             if is_used {
                 *current = None;
+                *self.node.lost.lock() = Instant::now();
             }
             is_used
         });
@@ -457,8 +462,9 @@ impl NodeApi for RemoteNode {
         })
     }
 
-    fn is_connected(&self) -> bool {
-        Self::is_connected(self)
+    fn away_for(&self) -> Option<Duration> {
+        let since = *self.lost.lock();
+        (!self.is_connected()).then(|| since.elapsed())
     }
 
     fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {

@@ -504,9 +504,9 @@ pub trait NodeApi: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(no_parcels(&request.id))))
     }
 
-    /// Whether calls reach the node at the moment.
-    fn is_connected(&self) -> bool {
-        true
+    /// How long no call has reached the node; none if calls do.
+    fn away_for(&self) -> Option<Duration> {
+        None
     }
 
     /// Ends a sandbox and stores what it wrote to its file system as a layer. Its processes are killed like by

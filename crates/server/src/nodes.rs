@@ -16,7 +16,7 @@ pub(crate) mod room;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::id::{BuildId, LayerId, NodeId, SandboxId};
 use model::placement::{CANDIDATES, CHOICES, Need, Outcome};
@@ -216,6 +216,8 @@ struct State {
     served: Vec<Arc<ServedNode>>,
     /// Nodes that are not served at the moment, and the sandboxes that are on them.
     absent: HashMap<NodeId, HashSet<SandboxId>>,
+    /// Since when they are not served.
+    absent_since: HashMap<NodeId, Instant>,
     /// Nodes that another server of the service serves.
     elsewhere: HashSet<NodeId>,
     /// Nodes that have a session, whether or not their sandboxes were taken over.
@@ -259,6 +261,7 @@ impl Nodes {
     pub(crate) fn add(&self, node: Arc<ServedNode>) {
         let mut state = self.state.write();
         state.absent.remove(node.id());
+        state.absent_since.remove(node.id());
         state.elsewhere.remove(node.id());
         self.placement.add(node.id(), node.is_draining());
         state.served.retain(|served| served.id() != node.id());
@@ -290,6 +293,7 @@ impl Nodes {
         if !state.served.iter().any(|served| served.id() == id) {
             state.elsewhere.remove(id);
             state.absent.insert(id.clone(), sandboxes);
+            state.absent_since.entry(id.clone()).or_insert_with(Instant::now);
         }
     }
 
@@ -298,6 +302,7 @@ impl Nodes {
         let mut state = self.state.write();
         if !state.served.iter().any(|served| served.id() == id) {
             state.absent.remove(id);
+            state.absent_since.remove(id);
             state.elsewhere.insert(id.clone());
         }
     }
@@ -334,6 +339,11 @@ impl Nodes {
             sandboxes.remove(sandbox);
         }
         self.moves.notify_one();
+    }
+
+    /// How long a node is known not to be served; none if it is, or that is not known.
+    pub(crate) fn absent_for(&self, id: &NodeId) -> Option<Duration> {
+        self.state.read().absent_since.get(id).map(Instant::elapsed)
     }
 
     /// Waits until a sandbox has left a node that is not served.
@@ -389,6 +399,7 @@ impl Nodes {
         let mut state = self.state.write();
         state.absent.remove(id);
         state.elsewhere.remove(id);
+        state.absent_since.remove(id);
         state.remembered.remove(id);
     }
 

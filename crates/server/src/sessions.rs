@@ -28,6 +28,9 @@ use crate::sandboxes::adopt::AdoptError;
 /// Pause before a node that could not be taken over is tried again.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(200);
 
+/// How long a node keeps its session without a connection where there are other servers.
+const LOST: Duration = Duration::from_secs(20);
+
 /// Why a node was not taken over.
 #[derive(Debug, thiserror::Error)]
 enum SessionError {
@@ -103,6 +106,12 @@ impl NodeSessions {
             }
             nodes
         };
+        for node in self.keeper.nodes.all() {
+            if others.is_several() && node.handle.away_for().is_some_and(|away| away > LOST) {
+                // Another server may have nodes for what it has in the blob store.
+                hub.expel(node.id());
+            }
+        }
         let is_listed = |id: &NodeId| nodes.iter().any(|node| node.id == *id);
         for id in sessions.iter().filter(|id| !is_listed(id)) {
             // It was forgotten through another server.

@@ -82,6 +82,21 @@ impl Engine {
         }
     }
 
+    /// The statement that keeps the lease of node `$1` from being acquired until the transaction ends, if nobody but the owner `$4` has
+    /// it at the time `$3`, and it was acquired `$2` times.
+    pub(crate) fn lock_of_free(self) -> &'static str {
+        match self {
+            Self::Sqlite => {
+                "SELECT id FROM nodes WHERE id = $1 AND lease_epoch = $2 \
+                 AND (lease_owner IS NULL OR lease_until_us <= $3 OR lease_owner = $4)"
+            }
+            Self::Postgres => {
+                "SELECT id FROM nodes WHERE id = $1 AND lease_epoch = $2 \
+                 AND (lease_owner IS NULL OR lease_until_us <= $3 OR lease_owner = $4) FOR KEY SHARE"
+            }
+        }
+    }
+
     /// The statement that keeps other migrations out until the transaction ends, with its argument. SQLite's write
     /// transaction does that by itself.
     pub(crate) fn migration_lock(self) -> Option<(&'static str, i64)> {

@@ -29,7 +29,7 @@ use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
-use crate::statement::{InTransaction as _, Query};
+use crate::statement::{InTransaction as _, Query, Transaction};
 use crate::{Change, Store};
 
 /// What the sandboxes of a team may be together; none where there is no limit.
@@ -156,6 +156,23 @@ impl FromColumns for Environment {
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self(SealedSecret::new(columns.text("environment_sealed")?)))
     }
+}
+
+/// Counts a sandbox that was started and is deleted at its template, in the same transaction.
+async fn count_spawned(tx: &mut Transaction, row: &SandboxRow) -> Result<(), sqlx::Error> {
+    if row.state == State::Creating {
+        return Ok(());
+    }
+    sqlx::query(
+        "UPDATE templates SET spawn_count = spawn_count + 1, \
+         last_spawned_us = CASE WHEN COALESCE(last_spawned_us, 0) < $2 THEN $2 ELSE last_spawned_us END \
+         WHERE id = $1",
+    )
+    .bind(row.template_id.as_str().to_owned())
+    .bind(row.started_us)
+    .execute_in(tx)
+    .await?;
+    Ok(())
 }
 
 impl NodeRows {
@@ -477,17 +494,10 @@ impl NodeRows {
             .await
             .map_err(|error| classify(&error, "sandbox", WHAT))?;
         let row: Option<SandboxRow> = rows.first().map(Columns::decode).transpose()?;
-        if let Some(row) = row.as_ref().filter(|row| row.state != State::Creating) {
-            sqlx::query(
-                "UPDATE templates SET spawn_count = spawn_count + 1, \
-                 last_spawned_us = CASE WHEN COALESCE(last_spawned_us, 0) < $2 THEN $2 ELSE last_spawned_us END \
-                 WHERE id = $1",
-            )
-            .bind(row.template_id.as_str())
-            .bind(row.started_us)
-            .execute_in(&mut tx)
-            .await
-            .map_err(|error| classify(&error, "template", WHAT))?;
+        if let Some(row) = &row {
+            count_spawned(&mut tx, row)
+                .await
+                .map_err(|error| classify(&error, "template", WHAT))?;
         }
         tx.commit().await.map_err(|error| classify(&error, "sandbox", WHAT))?;
         if row.is_none() {

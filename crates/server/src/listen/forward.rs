@@ -27,7 +27,7 @@ use proxy::ingress::route::Target;
 use proxy::ingress::{ClientBody, refusal};
 use tokio::sync::OwnedSemaphorePermit;
 
-use self::paths::{creates, sandbox_in, template_worked_on};
+use self::paths::{creates, resumes, sandbox_in, template_worked_on};
 use super::Gateway;
 use super::forwarding::to_others::{API, API_CHOSEN, Chosen};
 use super::forwarding::{ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE};
@@ -133,8 +133,17 @@ impl Gateway {
         if self.services.registry.get(&id).is_some() {
             return Err(request);
         }
-        let Location::At(link) = forwarding.is_at_another(&id, client).await else {
-            return Err(request);
+        let link = match forwarding.is_at_another(&id, client).await {
+            Location::At(link) => link,
+            Location::Away
+                if resumes(request.method(), request.uri().path())
+                    && forwarding.others.is_several()
+                    && self.services.sandboxes.parcels.is_some()
+                    && is_short(&request) =>
+            {
+                return Ok(Box::pin(self.resume_anywhere(forwarding, request, client)).await);
+            }
+            Location::Here | Location::Away => return Err(request),
         };
         let mut head = Head::of(Some(id.clone()), None, client);
         head.owner = owner_of(&request);
@@ -255,6 +264,43 @@ impl Gateway {
                 Asked::Answered(response) => return response,
                 Asked::Refused => {}
                 Asked::Unknown => return ApiError::create_unknown().into_response(),
+            }
+        }
+        refused
+    }
+
+    /// Resumes a sandbox on a node of this server, or of another one if those here cannot have it: its own node is at none.
+    async fn resume_anywhere(
+        &self,
+        forwarding: &Forwarding,
+        request: Request<ClientBody>,
+        client: ClientPeer,
+    ) -> Response<Body> {
+        let owner = owner_of(&request);
+        let (parts, body) = request.into_parts();
+        let read = match read_limited(&parts.headers, Body::new(body), CREATE_MAX_BYTES).await {
+            Ok(read) => Bytes::from(read),
+            Err(error) => return error.into_response(),
+        };
+        let again = || {
+            let mut request = Request::new(self.ingress.body_of(read.clone()));
+            *request.method_mut() = parts.method.clone();
+            *request.uri_mut() = parts.uri.clone();
+            *request.version_mut() = parts.version;
+            *request.headers_mut() = parts.headers.clone();
+            *request.extensions_mut() = parts.extensions.clone();
+            request
+        };
+        let refused = self.answer_from_api_here(again()).await;
+        if refused.status() != StatusCode::SERVICE_UNAVAILABLE {
+            return refused;
+        }
+        for (_, link) in forwarding.others.with_room().into_iter().take(ASKED) {
+            match self.ask(forwarding, again(), client, owner.as_ref(), &link).await {
+                Forwarded::Answered(response) if response.status() != StatusCode::SERVICE_UNAVAILABLE => return response,
+                Forwarded::Answered(_) | Forwarded::NotThere(_) | Forwarded::Unsent(_) => {}
+                // It may be resumed. To try again shows that.
+                Forwarded::Lost => return refused,
             }
         }
         refused

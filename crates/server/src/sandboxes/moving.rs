@@ -18,8 +18,9 @@ use std::time::Duration;
 use model::id::{NodeId, SandboxId, TeamId};
 use model::lifecycle::{Kept, State};
 use model::secret::Secret;
-use protocol::node::{NodeError, UnpackSandbox, UnpackedSandbox};
+use protocol::node::{Failure, NodeError, UnpackSandbox, UnpackedSandbox};
 use proxy::ingress::Access;
+use store::error::StoreError;
 use store::sandboxes::{Leaving, Move, SandboxRow};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +33,7 @@ use super::pause::PauseError;
 use crate::admission::quota::ResourceUse;
 use crate::chain::Chain;
 use crate::nodes::{ANYWHERE, Needs, ServedNode};
+use crate::outcome::EndReason;
 use crate::parcels::Parcels;
 use crate::records::LifecycleEvent;
 
@@ -41,6 +43,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(50);
 /// Nodes that are asked to keep a sandbox.
 const ASKED: usize = 3;
+/// How long a node may take to keep what a copy has. A client waits less.
+const DOWNLOAD: Duration = Duration::from_secs(15 * 60);
 /// Pause before a node is told again to throw a sandbox away.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -70,27 +74,31 @@ impl Sandboxes {
         }
         let node = &turn.node;
         if node.is_draining() {
-            return match self.move_from(turn, Why::Draining).await {
-                Ok(moved) => Ok(moved),
+            match self.move_from(turn, Why::Draining).await {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
                 // It is where it was, and can be resumed there.
-                Err(error) if node.handle.is_connected() => {
+                Err(error) if is_connected(node) => {
                     tracing::warn!(sandbox.id = %turn.id, error = %Chain(&error), "a sandbox stays on a node that drains");
-                    Ok(false)
                 }
-                Err(error) => Err(error),
-            };
+                Err(error) => return Err(error),
+            }
         }
-        if node.handle.is_connected() || !self.has_parcel(&turn.id).await? {
+        if is_connected(node) || !self.has_parcel(&turn.id).await? {
             return Ok(false);
         }
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until && !node.over.is_cancelled() {
-            if node.handle.is_connected() {
-                return Ok(false);
+        while !node.over.is_cancelled() && turn.state() == State::Paused {
+            match node.handle.away_for() {
+                None => return Ok(false),
+                Some(away) if away >= PATIENCE => break,
+                Some(_) => tokio::time::sleep(LOOK).await,
             }
-            tokio::time::sleep(LOOK).await;
         }
-        self.move_from(turn, Why::Away).await
+        if self.move_from(turn, Why::Away).await? {
+            return Ok(true);
+        }
+        // A resume that begins makes the copy that of an earlier pause, and this one would reach nobody.
+        if is_connected(node) { Ok(false) } else { Err(PauseError::Node(NodeError::Away)) }
     }
 
     /// Moves a paused sandbox whose host has no capacity for it. Returns whether it has moved.
@@ -141,8 +149,7 @@ impl Sandboxes {
             return Ok(false);
         };
         let from = Leaving::Held(&turn.node.rows);
-        let is_paused = || turn.state() == State::Paused;
-        let Some(entry) = self.bring(parcels, &row, &parcel, &from, &is_paused).await? else {
+        let Some(entry) = self.bring(parcels, &row, &parcel, &from, Some(turn)).await? else {
             return Ok(false);
         };
         tracing::info!(sandbox.id = %turn.id, from = %turn.node.id(), to = %entry.node.id(), ?why, "a paused sandbox has moved to another node");
@@ -200,7 +207,13 @@ impl Sandboxes {
         parcels: &Parcels,
         id: &SandboxId,
     ) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
-        let until = Instant::now() + PATIENCE;
+        let node = self.store().sandbox_by_id(id).await?.and_then(|row| row.node_id);
+        let patience = match &node {
+            Some(node) if self.nodes.is_remembered(node) => Duration::ZERO,
+            Some(node) => PATIENCE.saturating_sub(self.nodes.absent_for(node).unwrap_or_default()),
+            None => return Ok(None),
+        };
+        let until = Instant::now() + patience;
         loop {
             if let Some(entry) = self.tracked.registry.get(id) {
                 return Ok(Some(entry));
@@ -232,7 +245,7 @@ impl Sandboxes {
             owner: parcels.owner.clone(),
             now_us: self.clock.now_us(),
         };
-        let entry = self.bring(parcels, &row, &parcel, &from, &|| true).await?;
+        let entry = self.bring(parcels, &row, &parcel, &from, None).await?;
         if let Some(entry) = &entry {
             self.nodes.note_left(&node, id);
             tracing::info!(sandbox.id = %id, from = %node, to = %entry.node.id(), "a paused sandbox of a node that is away has moved to another one");
@@ -241,16 +254,20 @@ impl Sandboxes {
     }
 
     /// Has another node keep what a copy has, and makes the sandbox one of that node. None if no node can have it now, or it has
-    /// changed meanwhile.
+    /// changed meanwhile. The end of `entry`, if it has one, interrupts this.
     async fn bring(
         self: &Arc<Self>,
         parcels: &Parcels,
         row: &SandboxRow,
         parcel: &Parcel,
         from: &Leaving<'_>,
-        is_paused: &(dyn Fn() -> bool + Sync),
+        entry: Option<&SandboxEntry>,
     ) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
         let mut failed = None;
+        let until_ended = async || match entry {
+            Some(entry) => entry.left_pause().await,
+            None => std::future::pending().await,
+        };
         for node in self.nodes_to_keep(row, row.node_id.as_ref()) {
             let Ok(permit) = node.admission.admit_to_host(&row.id).await else {
                 continue;
@@ -262,7 +279,17 @@ impl Sandboxes {
                 with_processes: row.kept == Some(Kept::Checkpoint),
             };
             let payer = Some(row.team_id.clone());
-            let unpacked = match parcels.download(&node, &payer, &request).await {
+            let downloading = tokio::time::timeout(DOWNLOAD, parcels.download(&node, &payer, &request));
+            let downloaded = tokio::select! {
+                downloaded = downloading => downloaded.unwrap_or_else(|elapsed| {
+                    Err(NodeError::Unreachable(Failure::of(&elapsed)).into())
+                }),
+                () = until_ended() => {
+                    self.throw_away(&node, &row.id);
+                    return Err(PauseError::Stopping);
+                }
+            };
+            let unpacked = match downloaded {
                 Ok(unpacked) => unpacked,
                 Err(error) => {
                     let error = NodeError::from(error);
@@ -286,7 +313,9 @@ impl Sandboxes {
             let admission = node.admission.occupy(&row.team_id, kept.share(share)).await;
             let injections = self.policies.injections.of_sandbox(&row.id).await;
             let (mut admission, injections) = match (admission, injections) {
-                (Ok(admission), Ok(injections)) if is_paused() => (admission, injections),
+                (Ok(admission), Ok(injections)) if entry.is_none_or(|entry| entry.state() == State::Paused) => {
+                    (admission, injections)
+                }
                 (Err(error), _) | (_, Err(error)) => {
                     self.throw_away(&node, &row.id);
                     return Err(error.into());
@@ -362,7 +391,7 @@ impl Sandboxes {
         nodes.retain(|node| {
             node.makes_parcels
                 && Some(node.id()) != before
-                && node.handle.is_connected()
+                && is_connected(node)
                 && !node.over.is_cancelled()
                 && !node.left.lock().contains(&row.id)
         });
@@ -419,6 +448,44 @@ impl Sandboxes {
         })
     }
 
+    /// Ends a paused sandbox of a team whose node is not served and whose copy is in the blob store: what its node has is thrown away
+    /// when that comes back. Returns whether it has ended.
+    pub(crate) async fn end_left(&self, id: &SandboxId, team: &TeamId) -> Result<bool, StoreError> {
+        let Some(parcels) = &self.parcels else {
+            return Ok(false);
+        };
+        let row = self.store().sandbox_by_id(id).await?;
+        let Some(row) = row.filter(|row| row.team_id == *team && row.state == State::Paused) else {
+            return Ok(false);
+        };
+        let Some(lease) = (match &row.node_id {
+            Some(node) => self.store().node_by_id(node).await?,
+            None => None,
+        }) else {
+            return Ok(false);
+        };
+        // In this order, as when a sandbox is brought to another node.
+        if !self.nodes.is_without_session(&lease.id) {
+            return Ok(false);
+        }
+        let from = Leaving::Free {
+            node: lease.id.clone(),
+            epoch: lease.epoch,
+            owner: parcels.owner.clone(),
+            now_us: self.clock.now_us(),
+        };
+        if !self.store().sandbox_delete_left(id, row.version, &from).await? {
+            return Ok(false);
+        }
+        self.tracked.records.track(&row);
+        self.tracked.has_ended(id, EndReason::Killed);
+        self.tracked.records.end(id);
+        parcels.known.lock().insert(id.clone());
+        self.remove_parcels(id);
+        self.nodes.note_left(&lease.id, id);
+        Ok(true)
+    }
+
     /// The entry of a team's sandbox that is to be resumed, which is brought to another node if its own is not served.
     pub(crate) async fn entry_to_resume(
         self: &Arc<Self>,
@@ -435,4 +502,9 @@ impl Sandboxes {
             None => Ok(self.entry_of_team(id, team).await.map_err(|_| absent)),
         }
     }
+}
+
+/// Whether calls reach a node.
+fn is_connected(node: &ServedNode) -> bool {
+    node.handle.away_for().is_none()
 }

@@ -6,6 +6,7 @@
 use model::id::{NodeId, OwnerId, SandboxId};
 use model::lifecycle::Kept;
 
+use super::count_spawned;
 use super::row::{SandboxRow, columns};
 use crate::Store;
 use crate::error::{StoreError, classify};
@@ -225,6 +226,50 @@ impl NodeRows {
 }
 
 impl Store {
+    /// Deletes a paused sandbox at `version` of a node whose lease nobody has, if it has a current copy: whoever takes the node over has
+    /// it throw away what it kept. Returns whether it was deleted; not for a node whose lease the caller has.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_delete_left(&self, id: &SandboxId, version: i64, from: &Leaving<'_>) -> Result<bool, StoreError> {
+        const WHAT: &str = "delete a sandbox of a node that is away";
+        let failed = |error: sqlx::Error| classify(&error, "sandbox", WHAT);
+        let Leaving::Free {
+            node,
+            epoch,
+            owner,
+            now_us,
+        } = from
+        else {
+            return Ok(false);
+        };
+        let mut tx = self.db.begin(WHAT).await?;
+        let lock = sqlx::query(self.db.engine.lock_of_free())
+            .bind(node.as_str().to_owned())
+            .bind(*epoch)
+            .bind(*now_us)
+            .bind(owner.as_str().to_owned());
+        if lock.optional_in(&mut tx).await.map_err(failed)?.is_none() {
+            tx.commit().await.map_err(failed)?;
+            return Ok(false);
+        }
+        let delete = sqlx::query(concat!(
+            "DELETE FROM sandboxes WHERE id = $1 AND version = $2 AND node_id = $3 AND state = 'paused' \
+             AND parcel_run = execution_id RETURNING ",
+            columns!()
+        ))
+        .bind(id.as_str().to_owned())
+        .bind(version)
+        .bind(node.as_str().to_owned());
+        let row = delete.optional_in(&mut tx).await.map_err(failed)?;
+        let row: Option<SandboxRow> = row.as_ref().map(Columns::decode).transpose()?;
+        if let Some(row) = &row {
+            count_spawned(&mut tx, row).await.map_err(failed)?;
+        }
+        tx.commit().await.map_err(failed)?;
+        Ok(row.is_some())
+    }
+
     /// What there is of copies of a sandbox of any owner; none if there is no such sandbox.
     ///
     /// # Errors

@@ -150,6 +150,20 @@ pub(crate) async fn a_sandbox_moves_once_and_never_behind_a_takeover(db: Databas
         .unwrap()
         .unwrap();
     assert_eq!(row.node_id, Some(node_id(7)));
+    assert!(later.sandbox_packed(&row.id, &row.execution_id, "p2").await.unwrap());
+    let away = |epoch: i64, server: u32| Leaving::Free {
+        node: node_id(7),
+        epoch,
+        owner: uuid(server).parse().unwrap(),
+        now_us: 50,
+    };
+    for left in [Leaving::Held(&later), away(later.epoch(), 1), away(later.epoch() - 1, 2)] {
+        assert!(!store.sandbox_delete_left(&row.id, row.version, &left).await.unwrap());
+    }
+    let left = away(later.epoch(), 2);
+    assert!(!store.sandbox_delete_left(&row.id, row.version - 1, &left).await.unwrap());
+    assert!(store.sandbox_delete_left(&row.id, row.version, &left).await.unwrap());
+    assert_eq!(store.sandbox_by_id(&row.id).await.unwrap(), None);
     let request = lease_request(8, 3, 100);
     let LeaseOutcome::Acquired { epoch } = store.node_lease_acquire(&request).await.unwrap() else {
         panic!("the lease is free");

@@ -67,7 +67,12 @@ pub(crate) async fn delete_sandbox(
     caller: Caller,
     SandboxPath(id): SandboxPath,
 ) -> Result<StatusCode, ApiError> {
-    let entry = caller.sandbox(&sandboxes, &id).await?;
+    let entry = match caller.sandbox(&sandboxes, &id).await {
+        Ok(entry) => entry,
+        // It may be paused on a node that is away.
+        Err(_) if sandboxes.end_left(&id, &caller.team).await? => return Ok(StatusCode::NO_CONTENT),
+        Err(error) => return Err(error),
+    };
     match sandboxes.stop(&entry).await {
         Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
         Some(StopOutcome::Failed) => Err(ApiError::internal()),

@@ -30,6 +30,11 @@ pub(super) fn creates(method: &Method, path: &str) -> bool {
     *method == Method::POST && matches!(path, "/sandboxes" | "/v2/sandboxes")
 }
 
+/// Whether a request resumes a sandbox that is paused.
+pub(super) fn resumes(method: &Method, path: &str) -> bool {
+    *method == Method::POST && (path.ends_with("/connect") || path.ends_with("/resume"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -96,6 +96,8 @@ RULES = (
     Rule("crates/model/*", ("model",), (SMOKE, python("rest", seconds=15))),
     Rule("crates/link/*", ("link", "server"), (Run("cluster", ("cluster",), 60),)),
     Rule("crates/server/src/nodes*", ("server",), (Run("cluster", ("cluster",), 60),)),
+    Rule("crates/server/src/parcels.rs", ("server",), (Run("cluster", ("cluster/test_copies.py",), 60),)),
+    Rule("crates/runtime/src/*parcel*", ("runtime",), (Run("cluster", ("cluster/test_copies.py",), 60),)),
     Rule("crates/server/src/sessions.rs", ("server",), (Run("cluster", ("cluster",), 60),)),
     Rule("crates/server/src/others*", ("server",), (Run("cluster", ("cluster",), 150),)),
     Rule("crates/server/src/listen/forward.rs", ("server",), (Run("cluster", ("cluster",), 150),)),

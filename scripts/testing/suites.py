@@ -423,7 +423,15 @@ ALL: tuple[Suite, ...] = (
     # Makes a release and five systems, from mirrors: minutes.
     Suite("install-alone", "docs", (), (*ALONE, "install"), seconds=480, bound=2400, packages=("mmdebstrap", "skopeo", "binutils", "rpm", "createrepo-c", "systemd-container"), alone=True),
     Suite("fence", "fence", ("fence",), seconds=650, bound=2700, environment=CRIU | GO, packages=("npm",)),
-    Suite("cluster", "crash", ("cluster",), seconds=220, bound=900, environment=CRIU, fewer=FEWER_FAULTS),
+    Suite(
+        "cluster",
+        "crash",
+        ("cluster",),
+        seconds=265,
+        bound=900,
+        environment=CRIU | {"RINGFENCE_VERSITYGW": "{versitygw}"},
+        fewer=FEWER_FAULTS,
+    ),
     Suite("crash", "crash", (*BESIDE, "crash"), seconds=450, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),
     # What a cluster has of the host is a runtime of containers and a database.
     Suite(

@@ -160,6 +160,8 @@ mod tests {
             panic!("another kind");
         };
         assert_eq!(hello.session, None);
+        // One that does not say so is not asked for parcels.
+        assert!(!hello.capabilities.makes_parcels);
         assert_eq!(level(&hello.levels), Ok(1));
         let refusal = level(&[3, 2]).unwrap_err();
         assert!(refusal.is_lasting && refusal.reason.contains("[3, 2]"), "{refusal}");

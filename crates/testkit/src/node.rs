@@ -6,6 +6,7 @@ mod behaviour;
 mod deadlines;
 mod forks;
 mod memories;
+mod parcels;
 mod pauses;
 mod permits;
 
@@ -22,10 +23,10 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    ExpiredSandbox, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
-    MemoryInfo, NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvent, NodeEvents, NodeFuture, PauseSandbox,
-    PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample, SandboxStream, Snapshot,
-    Stage, StartSandbox, StartedSandbox, Wanted, WantedState,
+    ExpiredSandbox, Failure, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream,
+    LiveSandbox, MemoryInfo, NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvent, NodeEvents, NodeFuture,
+    PackSandbox, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample,
+    SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, UnpackSandbox, UnpackedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -230,20 +231,6 @@ impl FakeNode {
             deadlines: FakeDeadlines::default(),
             events: Mutex::default(),
         })
-    }
-
-    /// The layer that the commit with this number returns, counted from 1.
-    #[must_use]
-    pub fn layer(number: usize) -> LayerId {
-        let mut hash = [0; 32];
-        hash[24..].copy_from_slice(&number.to_be_bytes());
-        LayerId::from_hash(&hash)
-    }
-
-    /// The archive of a layer.
-    #[must_use]
-    pub fn archive(layer: &LayerId) -> Vec<u8> {
-        format!("the archive of {layer}").into_bytes()
     }
 
     /// The ids of the running sandboxes, in no order.
@@ -547,6 +534,18 @@ impl NodeApi for FakeNode {
                 bytes: 4096,
             })
         })
+    }
+
+    fn pack_sandbox(&self, request: PackSandbox) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(std::future::ready(self.pack(&request)))
+    }
+
+    fn unpack_sandbox(
+        &self,
+        request: UnpackSandbox,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<UnpackedSandbox, NodeError>> {
+        Box::pin(self.unpack(request, parcel))
     }
 
     fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {

@@ -5,7 +5,12 @@ use std::time::Duration;
 
 use model::id::SandboxId;
 use model::lifecycle::Kept;
-use protocol::node::{Expired, ExpiredSandbox, NodeApi as _, NodeDeadline, NodeError, NodeEvent, Overdue};
+use model::secret::Secret;
+use protocol::node::{
+    Expired, ExpiredSandbox, LayerStream, NodeApi as _, NodeDeadline, NodeError, NodeEvent, Overdue, PackSandbox,
+    UnpackSandbox,
+};
+use protocol::parcel::{ChunkId, Record};
 use testkit::node::{Behaviour, FakeNode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -95,6 +100,67 @@ async fn everything_crosses_the_link() {
     until(|| !remote.is_connected()).await;
     assert_eq!(remote.capacity().await, Err(NodeError::Away));
     assert_eq!(events.next().await, None);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn parcels_cross_the_link_both_ways() {
+    let place = TestServer::new().await;
+    let credentials = place.joined().await;
+    let node = FakeNode::new();
+    let serving = place.connected(&node, &credentials).await;
+    let remote = &place.session().node;
+    let pack = |known: Vec<ChunkId>| PackSandbox {
+        id: sandbox(),
+        parcel: "p1".to_owned(),
+        key: Secret::new("the-key".to_owned()),
+        known,
+    };
+    let missing = remote.pack_sandbox(pack(Vec::new())).await.err();
+    assert_eq!(missing, Some(NodeError::NotFound(sandbox())));
+    node.paused.lock().insert(sandbox());
+    let mut stream = remote.pack_sandbox(pack(Vec::new())).await.unwrap();
+    let chunk = Record::read(&mut stream).await.unwrap();
+    let Record::Chunk(id, content) = &chunk else {
+        panic!("{chunk:?}");
+    };
+    assert_eq!(content.len(), 1 << 20);
+    let manifest = Record::read(&mut stream).await.unwrap();
+    assert!(Record::read(&mut stream).await.is_err());
+    let mut stream = remote.pack_sandbox(pack(vec![*id])).await.unwrap();
+    assert_eq!(Record::read(&mut stream).await.unwrap(), Record::Known(*id));
+
+    node.paused.lock().clear();
+    let request = |parcel: &str| UnpackSandbox {
+        id: sandbox(),
+        parcel: parcel.to_owned(),
+        key: Secret::new("the-key".to_owned()),
+        with_processes: true,
+    };
+    assert!(!format!("{:?} {:?}", pack(Vec::new()), request("p1")).contains("the-key"));
+    let sent = |records: &[Record]| {
+        let mut sent = Vec::new();
+        for record in records {
+            let (head, content) = record.clone().encode();
+            sent.extend(head);
+            sent.extend_from_slice(&content);
+        }
+        LayerStream::new(std::io::Cursor::new(sent))
+    };
+    let all = [manifest.clone(), chunk.clone()];
+    let refused = remote.unpack_sandbox(request("p2"), sent(&all)).await;
+    assert!(matches!(refused, Err(NodeError::Refused(_))), "{refused:?}");
+    // Its end is that of the stream, and not of a connection.
+    let cut = remote.unpack_sandbox(request("p1"), sent(&all[..1])).await;
+    assert!(matches!(cut, Err(NodeError::Unavailable(_))), "{cut:?}");
+    assert!(!node.paused.lock().contains(&sandbox()));
+    let unpacked = remote.unpack_sandbox(request("p1"), sent(&all)).await.unwrap();
+    assert_eq!((unpacked.kept, unpacked.disk_bytes), (Kept::Filesystem, 1 << 20));
+    assert!(unpacked.without_processes.is_some() && node.paused.lock().contains(&sandbox()));
+
+    assert_eq!(remote.away_for(), None);
+    serving.abort();
+    until(|| remote.away_for().is_some()).await;
     place.close().await;
 }
 

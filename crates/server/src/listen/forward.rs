@@ -297,7 +297,9 @@ impl Gateway {
         }
         for (_, link) in forwarding.others.with_room().into_iter().take(ASKED) {
             match self.ask(forwarding, again(), client, owner.as_ref(), &link).await {
-                Forwarded::Answered(response) if response.status() != StatusCode::SERVICE_UNAVAILABLE => return response,
+                Forwarded::Answered(response) if response.status() != StatusCode::SERVICE_UNAVAILABLE => {
+                    return response;
+                }
                 Forwarded::Answered(_) | Forwarded::NotThere(_) | Forwarded::Unsent(_) => {}
                 // It may be resumed. To try again shows that.
                 Forwarded::Lost => return refused,

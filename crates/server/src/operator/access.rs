@@ -81,7 +81,10 @@ pub(super) async fn enter(
         let why = "command must be exec, shell, cp or forward".to_owned();
         return Err(ErrorResponse(StatusCode::BAD_REQUEST, why));
     };
-    let entry = find(&operator, &id).await?;
+    let entry = match find(&operator, &id).await {
+        Err(absent) if wanted.resume => recall(&operator, &id).await.ok_or(absent)?,
+        found => found?,
+    };
     if wanted.resume && is_asleep(&entry) {
         let resumed = operator.sandboxes.resume_for_operator(&entry).await;
         resumed.map_err(|error| not_resumed(&id, &error))?;
@@ -181,6 +184,12 @@ impl Relay {
         }
         drop(permit);
     }
+}
+
+/// Brings a paused sandbox of a node that is away to another one.
+async fn recall(operator: &Operator, id: &str) -> Option<Arc<SandboxEntry>> {
+    let row = operator.store.sandbox_by_id(&parse(id).ok()?).await.ok()??;
+    operator.sandboxes.recall(row).await.ok()?
 }
 
 async fn find(operator: &Operator, id: &str) -> Result<Arc<SandboxEntry>, ErrorResponse> {

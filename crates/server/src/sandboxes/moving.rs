@@ -98,7 +98,11 @@ impl Sandboxes {
             return Ok(true);
         }
         // A resume that begins makes the copy that of an earlier pause, and this one would reach nobody.
-        if is_connected(node) { Ok(false) } else { Err(PauseError::Node(NodeError::Away)) }
+        if is_connected(node) {
+            Ok(false)
+        } else {
+            Err(PauseError::Node(NodeError::Away))
+        }
     }
 
     /// Moves a paused sandbox whose host has no capacity for it. Returns whether it has moved.

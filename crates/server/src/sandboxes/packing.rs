@@ -4,6 +4,7 @@
 //! What fails is tried again, less and less often, until the sandbox is not paused any more or its node has another session,
 //! which looks for all that have no copy.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,11 +52,16 @@ impl Sandboxes {
         if !entry.node.makes_parcels || !is_kept(entry) {
             return;
         }
-        if let Some(again) = parcels.packing.lock().get_mut(&entry.id) {
-            *again = true;
-            return;
+        match parcels.packing.lock().entry(entry.id.clone()) {
+            // What copies it looks again afterwards.
+            Entry::Occupied(mut again) => {
+                again.insert(true);
+                return;
+            }
+            Entry::Vacant(first) => {
+                first.insert(false);
+            }
         }
-        parcels.packing.lock().insert(entry.id.clone(), false);
         let (sandboxes, parcels, id) = (Arc::clone(self), Arc::clone(parcels), entry.id.clone());
         self.work.spawn(async move {
             loop {

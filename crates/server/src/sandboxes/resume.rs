@@ -172,11 +172,13 @@ impl Sandboxes {
         if !arrived || request.discards_processes {
             return resumed;
         }
-        let Err(PauseError::Node(NodeError::Refused(why))) = &resumed else {
-            return resumed;
+        let error = match &resumed {
+            Err(error @ PauseError::Node(NodeError::Refused(_) | NodeError::Failed(_))) => error,
+            _ => return resumed,
         };
-        tracing::warn!(sandbox.id = %turn.id, node.id = %turn.node.id(), "a sandbox that has moved is started from its files: {why}");
-        self.tracked.log(&turn.id, &LifecycleEvent::WithoutProcesses(why));
+        tracing::warn!(sandbox.id = %turn.id, node.id = %turn.node.id(), error = %Chain(error), "a sandbox that has moved is started from its files");
+        self.tracked
+            .log(&turn.id, &LifecycleEvent::WithoutProcesses(reason_of(error)));
         let from_files = ResumeRequest {
             discards_processes: true,
             ..request

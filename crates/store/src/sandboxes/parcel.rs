@@ -231,7 +231,12 @@ impl Store {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn sandbox_delete_left(&self, id: &SandboxId, version: i64, from: &Leaving<'_>) -> Result<bool, StoreError> {
+    pub async fn sandbox_delete_left(
+        &self,
+        id: &SandboxId,
+        version: i64,
+        from: &Leaving<'_>,
+    ) -> Result<bool, StoreError> {
         const WHAT: &str = "delete a sandbox of a node that is away";
         let failed = |error: sqlx::Error| classify(&error, "sandbox", WHAT);
         let Leaving::Free {

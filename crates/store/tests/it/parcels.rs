@@ -157,11 +157,20 @@ pub(crate) async fn a_sandbox_moves_once_and_never_behind_a_takeover(db: Databas
         owner: uuid(server).parse().unwrap(),
         now_us: 50,
     };
-    for left in [Leaving::Held(&later), away(later.epoch(), 1), away(later.epoch() - 1, 2)] {
+    for left in [
+        Leaving::Held(&later),
+        away(later.epoch(), 1),
+        away(later.epoch() - 1, 2),
+    ] {
         assert!(!store.sandbox_delete_left(&row.id, row.version, &left).await.unwrap());
     }
     let left = away(later.epoch(), 2);
-    assert!(!store.sandbox_delete_left(&row.id, row.version - 1, &left).await.unwrap());
+    assert!(
+        !store
+            .sandbox_delete_left(&row.id, row.version - 1, &left)
+            .await
+            .unwrap()
+    );
     assert!(store.sandbox_delete_left(&row.id, row.version, &left).await.unwrap());
     assert_eq!(store.sandbox_by_id(&row.id).await.unwrap(), None);
     let request = lease_request(8, 3, 100);

@@ -97,7 +97,15 @@ pub(crate) async fn pack(
                 send.blocking_send(record)
                     .map_err(|_| io::ErrorKind::Interrupted.into())
             };
-            shared.driver.storage().pack_parcel(&packed, &is_current, &mut send)
+            let made = shared.driver.storage().pack_parcel(&packed, &is_current, &mut send);
+            // Its files go with it.
+            made.map_err(|error| {
+                if is_current() {
+                    error
+                } else {
+                    io::ErrorKind::Interrupted.into()
+                }
+            })
         })
     };
     let (mut to, stream) = tokio::io::duplex(BUFFER);

@@ -236,7 +236,11 @@ impl Sandboxes {
             }
         };
         let starts_anew = row.kept == Some(Kept::Filesystem);
-        let continued = match self.let_continue(&turn.node, &row).await {
+        let continued = match self.outdate_copy(turn).await {
+            Ok(()) => self.let_continue(&turn.node, &row).await,
+            Err(error) => Err(error),
+        };
+        let continued = match continued {
             Ok(continued) => continued,
             Err(error) => {
                 if restores && has_failed(&error) {
@@ -367,6 +371,15 @@ impl Sandboxes {
         };
         let change = turn.node.rows.sandbox_resuming(&turn.id, turn.version(), &resumption);
         Ok(turn.changed(change.await)?)
+    }
+
+    /// Has the beginning of a resume survive a loss of power, if another node could go on with a copy otherwise while this one runs.
+    async fn outdate_copy(&self, turn: &Turn<'_>) -> Result<(), PauseError> {
+        let parcels = self.parcels.as_ref();
+        if parcels.is_some_and(|parcels| parcels.known.lock().contains(&turn.id)) {
+            turn.node.rows.sync().await?;
+        }
+        Ok(())
     }
 
     /// Undoes the beginning of a resume.

@@ -247,7 +247,7 @@ impl Sandboxes {
             node: node.clone(),
             epoch: lease.epoch,
             owner: parcels.owner.clone(),
-            now_us: self.clock.now_us(),
+            now_us: self.store().lease_time_us(self.clock.now_us()).await?,
         };
         let entry = self.bring(parcels, &row, &parcel, &from, None).await?;
         if let Some(entry) = &entry {
@@ -476,7 +476,7 @@ impl Sandboxes {
             node: lease.id.clone(),
             epoch: lease.epoch,
             owner: parcels.owner.clone(),
-            now_us: self.clock.now_us(),
+            now_us: self.store().lease_time_us(self.clock.now_us()).await?,
         };
         if !self.store().sandbox_delete_left(id, row.version, &from).await? {
             return Ok(false);

@@ -3,19 +3,17 @@
 //! Packing holds nothing: a resume or a removal does not wait for it, and it ends at the next chunk. What it has sent by then is
 //! never used, because the manifest comes last.
 
-use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use model::id::SandboxId;
-use parking_lot::Mutex;
 use protocol::node::{LayerStream, NodeError, PackSandbox, UnpackSandbox, UnpackedSandbox};
 use protocol::parcel::Record;
 use runtime::stored::{LayerError, PackParcel, UnpackParcel};
 use tokio::io::AsyncWriteExt as _;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::pause;
@@ -23,31 +21,10 @@ use crate::shared::Shared;
 use crate::start::random_disk;
 use crate::work::{blocking, failed, layer_error};
 
-/// Parcels that are made or unpacked at the same time. Each encrypts or decrypts on a thread.
-const PARCELS: usize = 2;
 /// Records that are ready and not sent, or have arrived and are not written.
 const AHEAD: usize = 2;
 /// Bytes that wait to be sent.
 const BUFFER: usize = 256 << 10;
-
-/// What goes on with parcels.
-#[derive(Debug)]
-pub(crate) struct Parcels {
-    packing: Arc<Semaphore>,
-    unpacking: Arc<Semaphore>,
-    /// The sandboxes that are being unpacked.
-    arriving: Mutex<HashSet<SandboxId>>,
-}
-
-impl Default for Parcels {
-    fn default() -> Self {
-        Self {
-            packing: Arc::new(Semaphore::new(PARCELS)),
-            unpacking: Arc::new(Semaphore::new(PARCELS)),
-            arriving: Mutex::default(),
-        }
-    }
-}
 
 /// A sandbox that is being unpacked, until this is dropped.
 struct Arriving {

@@ -21,7 +21,7 @@ use crate::deadlines::Deadlines;
 use crate::handle::SandboxHandle;
 use crate::journal::Journal;
 use crate::memory_locks::MemoryLocks;
-use crate::parcel::Parcels;
+use crate::parcel_turns::Parcels;
 use crate::pause::kept::KeptSandboxes;
 use crate::permits::HostPermits;
 use crate::restores::Restores;

@@ -11,6 +11,7 @@ mod page;
 mod parcel;
 mod pause;
 mod row;
+mod spawned;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -25,11 +26,12 @@ pub use self::parcel::{Leaving, Move, ParcelRow};
 pub use self::pause::{Pause, Resumption};
 pub use self::row::SandboxRow;
 use self::row::columns;
+use self::spawned::count_spawned;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
-use crate::statement::{InTransaction as _, Query, Transaction};
+use crate::statement::{InTransaction as _, Query};
 use crate::{Change, Store};
 
 /// What the sandboxes of a team may be together; none where there is no limit.
@@ -156,23 +158,6 @@ impl FromColumns for Environment {
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
         Ok(Self(SealedSecret::new(columns.text("environment_sealed")?)))
     }
-}
-
-/// Counts a sandbox that was started and is deleted at its template, in the same transaction.
-async fn count_spawned(tx: &mut Transaction, row: &SandboxRow) -> Result<(), sqlx::Error> {
-    if row.state == State::Creating {
-        return Ok(());
-    }
-    sqlx::query(
-        "UPDATE templates SET spawn_count = spawn_count + 1, \
-         last_spawned_us = CASE WHEN COALESCE(last_spawned_us, 0) < $2 THEN $2 ELSE last_spawned_us END \
-         WHERE id = $1",
-    )
-    .bind(row.template_id.as_str().to_owned())
-    .bind(row.started_us)
-    .execute_in(tx)
-    .await?;
-    Ok(())
 }
 
 impl NodeRows {

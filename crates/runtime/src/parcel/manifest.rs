@@ -69,7 +69,7 @@ pub(crate) enum Content {
 
 /// Where a piece lies: in the disk, or in a file of the checkpoint with this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Destination {
     pub(crate) file: Option<usize>,
     pub(crate) at: u64,
     pub(crate) bytes: u32,
@@ -129,12 +129,15 @@ impl Manifest {
     }
 
     /// Where the content of each chunk goes. Without the checkpoint if that is not wanted.
-    pub(crate) fn places(&self, with_checkpoint: bool) -> HashMap<ChunkId, Vec<Place>> {
-        let mut places: HashMap<ChunkId, Vec<Place>> = HashMap::new();
+    pub(crate) fn places(&self, with_checkpoint: bool) -> HashMap<ChunkId, Vec<Destination>> {
+        let mut places: HashMap<ChunkId, Vec<Destination>> = HashMap::new();
         let mut add = |file: Option<usize>, pieces: &Pieces| {
             for piece in &pieces.pieces {
                 let (at, bytes) = (piece.at, piece.bytes);
-                places.entry(piece.chunk).or_default().push(Place { file, at, bytes });
+                places
+                    .entry(piece.chunk)
+                    .or_default()
+                    .push(Destination { file, at, bytes });
             }
         };
         add(None, &self.disk);

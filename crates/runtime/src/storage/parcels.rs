@@ -21,7 +21,7 @@ use super::opened::Storage;
 use crate::base::packages_of;
 use crate::checkpoint::{About, sums};
 use crate::parcel::keys::ParcelKeys;
-use crate::parcel::manifest::{CheckpointFile, Content, Manifest, Piece, Pieces, Place, SMALL, is_name};
+use crate::parcel::manifest::{CheckpointFile, Content, Destination, Manifest, Piece, Pieces, SMALL, is_name};
 use crate::parcel::pieces;
 use crate::stored::{LayerError, PackParcel, UnpackParcel, Unpacked};
 use crate::{disk, kept, usage};
@@ -204,7 +204,7 @@ impl Unpacking<'_> {
     /// Writes each chunk to where it belongs, as it comes.
     fn write_chunks(
         &mut self,
-        mut places: HashMap<ChunkId, Vec<Place>>,
+        mut places: HashMap<ChunkId, Vec<Destination>>,
         image: &File,
         files: &[File],
     ) -> Result<(), LayerError> {

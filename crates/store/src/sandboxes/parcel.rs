@@ -6,8 +6,8 @@
 use model::id::{NodeId, OwnerId, SandboxId};
 use model::lifecycle::Kept;
 
-use super::count_spawned;
 use super::row::{SandboxRow, columns};
+use super::spawned::count_spawned;
 use crate::Store;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;

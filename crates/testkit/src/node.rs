@@ -23,9 +23,9 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
-    ExpiredSandbox, Failure, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream,
-    LiveSandbox, MemoryInfo, NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvent, NodeEvents, NodeFuture,
-    PackSandbox, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample,
+    ExpiredSandbox, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
+    MemoryInfo, NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvent, NodeEvents, NodeFuture, PackSandbox,
+    PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample,
     SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, UnpackSandbox, UnpackedSandbox, Wanted, WantedState,
 };
 use protocol::template_file::BaseVersion;

@@ -317,10 +317,9 @@ impl Nodes {
         self.state.write().sessions.remove(id);
     }
 
-    /// Whether nobody has a node: it has no session here, and no other server serves it as far as is known.
+    /// Whether a node has no session here. Its lease says whether it has one elsewhere.
     pub(crate) fn is_without_session(&self, id: &NodeId) -> bool {
-        let state = self.state.read();
-        !state.sessions.contains(id) && !state.elsewhere.contains(id)
+        !self.state.read().sessions.contains(id)
     }
 
     /// Notes a node that was forgotten and whose paused sandboxes are in the blob store: it is expected for them.

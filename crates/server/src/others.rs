@@ -227,6 +227,11 @@ impl OtherServers {
         found
     }
 
+    /// Whether another server was there when this one looked last.
+    pub(crate) fn is_there(&self, server: &NodeId) -> bool {
+        self.present.read().iter().any(|other| other.link.other() == server)
+    }
+
     /// The server that builds a template, if that is another one. All servers that know the same of each other say the same, so
     /// uploads, builds and what these have kept meet at one.
     pub(crate) fn home_of(&self, template: &str) -> Option<Arc<ServerLink>> {

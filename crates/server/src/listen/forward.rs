@@ -134,6 +134,14 @@ impl Gateway {
             return Err(request);
         }
         let link = match forwarding.is_at_another(&id, client).await {
+            // A server that is gone may have had the node, which is at none then.
+            Location::At(link)
+                if self.services.sandboxes.parcels.is_some()
+                    && resumes(request.method(), request.uri().path())
+                    && !forwarding.others.is_there(link.other()) =>
+            {
+                return Err(request);
+            }
             Location::At(link) => link,
             Location::Away
                 if resumes(request.method(), request.uri().path())

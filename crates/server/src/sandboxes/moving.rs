@@ -33,6 +33,7 @@ use super::pause::PauseError;
 use crate::admission::quota::ResourceUse;
 use crate::chain::Chain;
 use crate::nodes::{ANYWHERE, Needs, ServedNode};
+use crate::others::is_of_another;
 use crate::outcome::EndReason;
 use crate::parcels::Parcels;
 use crate::records::LifecycleEvent;
@@ -239,6 +240,10 @@ impl Sandboxes {
         };
         if !self.nodes.is_without_session(&node) {
             return Ok(self.tracked.registry.get(id));
+        }
+        if is_of_another(lease.lease.as_ref(), &parcels.owner) && lease.is_leased(self.clock.now_us()) {
+            // That server has it, or its lease has not ended yet.
+            return Ok(None);
         }
         let Some(parcel) = self.parcel_of(parcels, id).await? else {
             return Ok(None);

@@ -192,6 +192,9 @@ impl ManifestObject {
         let rest = object.strip_prefix(MAGIC)?;
         let (count, rest) = rest.split_first_chunk::<4>()?;
         let count = u32::from_be_bytes(*count) as usize;
+        if count > Self::CHUNKS {
+            return None;
+        }
         let (ids, sealed) = rest.split_at_checked(count.checked_mul(ID)?)?;
         let chunks = ids.as_chunks::<ID>().0.iter().map(|id| ChunkId(*id)).collect();
         Some(Self {

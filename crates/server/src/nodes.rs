@@ -68,6 +68,8 @@ pub(crate) struct ServedNode {
     pub(crate) makes_parcels: bool,
     /// Sandboxes that have left it, of which it has something still.
     pub(crate) left: Mutex<HashSet<SandboxId>>,
+    /// Paused sandboxes of its rows of which it has nothing, and the blob store a copy.
+    pub(crate) lacks: Mutex<HashSet<SandboxId>>,
     /// What it is known to have.
     pub(crate) holdings: Mutex<Holdings>,
     /// What is known of the room of all nodes.

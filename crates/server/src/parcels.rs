@@ -43,6 +43,10 @@ use crate::seal::{SealError, Sealer};
 
 /// Sandboxes that are copied at the same time.
 const UPLOADS: usize = 2;
+/// Copies that are fetched at the same time.
+const DOWNLOADS: usize = 4;
+/// How long a node may send nothing of a copy.
+const SILENCE: Duration = Duration::from_secs(120);
 /// Chunks of one copy that are sent to the blob store, or fetched from it, at the same time.
 const CHUNKS: usize = 4;
 /// What a copy has at most beyond the disk and the memory of its sandbox, in MiB: files without names, and what describes both.
@@ -85,6 +89,7 @@ pub(crate) struct Parcels {
     /// The owner of the leases of this server.
     pub(crate) owner: OwnerId,
     uploads: Semaphore,
+    downloads: Semaphore,
     /// How much one upload may send, in bytes per second.
     bytes_per_s: Option<u64>,
     /// The sandboxes that are being copied, and whether one has to be looked at again afterwards.
@@ -120,6 +125,7 @@ impl Parcels {
             sealer,
             owner,
             uploads: Semaphore::new(UPLOADS),
+            downloads: Semaphore::new(DOWNLOADS),
             bytes_per_s: mib_per_s.map(|mib| u64::from(mib) << 20),
             packing: Mutex::default(),
             recalls: Mutex::default(),
@@ -150,12 +156,21 @@ impl Parcels {
         Ok(self.open_key(id, &stored)?)
     }
 
-    /// The objects of a sandbox.
-    async fn objects(&self, id: &SandboxId) -> Result<Vec<Name>, BlobError> {
-        let mut names = Vec::new();
+    /// The objects of a sandbox that has no current copy. Attempts that were interrupted have left some: if all together are more than
+    /// a sandbox can have, of which nothing else keeps account, all are removed.
+    async fn objects(&self, id: &SandboxId, most: u64) -> Result<Vec<Name>, BlobError> {
+        let (mut names, mut bytes) = (Vec::new(), 0_u64);
         let mut objects = Box::pin(self.blobs.list_of(id));
         while let Some(object) = objects.next().await {
-            names.push(object?.0);
+            let (name, object) = object?;
+            bytes = bytes.saturating_add(object.size);
+            names.push(name);
+            if bytes > most || names.len() > ManifestObject::CHUNKS {
+                for name in names.drain(..) {
+                    self.blobs.delete(&name).await?;
+                }
+                bytes = 0;
+            }
         }
         Ok(names)
     }
@@ -166,7 +181,8 @@ impl Parcels {
         let id = &row.id;
         self.known.lock().insert(id.clone());
         let key = self.key_of(node, id).await?;
-        let before = self.objects(id).await?;
+        let most = (u64::from(row.disk_mb) + u64::from(row.memory_mb) + MARGIN_MB) << 20;
+        let before = self.objects(id, most).await?;
         let known: HashSet<ChunkId> = before
             .iter()
             .filter_map(|name| match name {
@@ -182,7 +198,6 @@ impl Parcels {
             known: known.iter().copied().collect(),
         };
         let mut stream = node.handle.pack_sandbox(request).await?;
-        let most = (u64::from(row.disk_mb) + u64::from(row.memory_mb) + MARGIN_MB) << 20;
         let (chunks, sealed, sent) = self.receive(id, &mut stream, &known, most).await?;
         let used: HashSet<Name> = chunks.iter().map(|chunk| chunk_name(id, chunk)).collect();
         let object = ManifestObject { chunks, sealed }.encode().map_err(ParcelError::Cut)?;
@@ -215,7 +230,9 @@ impl Parcels {
         let mut puts = JoinSet::new();
         let (begun, mut sent) = (Instant::now(), 0_u64);
         loop {
-            match Record::read(stream).await.map_err(ParcelError::Cut)? {
+            let record = tokio::time::timeout(SILENCE, Record::read(stream)).await;
+            let record = record.unwrap_or_else(|elapsed| Err(elapsed.into()));
+            match record.map_err(ParcelError::Cut)? {
                 Record::Known(chunk) if known.contains(&chunk) => chunks.push(chunk),
                 Record::Known(_) => return Err(ParcelError::Invalid("a chunk that is not in the blob store")),
                 Record::Chunk(chunk, content) => {
@@ -257,6 +274,8 @@ impl Parcels {
         request: &UnpackSandbox,
     ) -> Result<UnpackedSandbox, ParcelError> {
         let (id, manifest) = (&request.id, Name::Manifest(request.id.clone(), request.parcel.clone()));
+        // A manifest is held in memory meanwhile.
+        let _turn = self.downloads.acquire().await;
         let (_, content) = self.blobs.get(&manifest).await?;
         let mut object = Vec::new();
         let mut content = content.take(ManifestObject::MAX as u64);
@@ -306,11 +325,12 @@ impl Parcels {
 
     /// Removes all copies of a sandbox that has ended. What is left after a failure is found by the next round.
     pub(crate) async fn remove(&self, id: &SandboxId) -> Result<usize, BlobError> {
-        let objects = self.objects(id).await?;
-        for name in &objects {
-            self.blobs.delete(name).await?;
+        let (mut objects, mut removed) = (Box::pin(self.blobs.list_of(id)), 0);
+        while let Some(object) = objects.next().await {
+            self.blobs.delete(&object?.0).await?;
+            removed += 1;
         }
-        Ok(objects.len())
+        Ok(removed)
     }
 }
 

@@ -189,12 +189,14 @@ impl Sandboxes {
     /// Removes a sandbox that does not run any more from memory and the rows.
     async fn forget(&self, node: &Arc<ServedNode>, id: &SandboxId) {
         self.tracked.remove(node, id);
-        if let Err(error) = node.rows.sandbox_delete(id).await {
+        match node.rows.sandbox_delete(id).await {
+            Ok(Some(_)) => self.remove_parcels(id),
+            // It is on no node of this server, or was removed before.
+            Ok(None) => {}
             // The row belongs to no running sandbox, so the next start removes it.
-            self.tracked
-                .store_failed(&error, id, "cannot remove the row of an ended sandbox");
-        } else {
-            self.remove_parcels(id);
+            Err(error) => self
+                .tracked
+                .store_failed(&error, id, "cannot remove the row of an ended sandbox"),
         }
     }
 }

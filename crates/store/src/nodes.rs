@@ -322,6 +322,23 @@ impl Store {
         Ok(changed > 0)
     }
 
+    /// Ends the lease that another owner than `owner` has had of a node until before `now_us`: that one finds that it has lost the lease,
+    /// instead of renewing it later.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_lease_end_expired(&self, node: &NodeId, owner: &OwnerId, now_us: i64) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "UPDATE nodes SET lease_owner = NULL, lease_until_us = 0, lease_key = NULL \
+             WHERE id = $1 AND lease_owner <> $2 AND lease_until_us <= $3",
+        )
+        .bind(node.as_str())
+        .bind(owner.as_str())
+        .bind(now_us);
+        self.db.write("node", "end the expired lease of a node", query).await?;
+        Ok(())
+    }
+
     /// Removes a node that has no sandboxes, for the owner of its lease. `false` when nothing was removed.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use rustix::fs::SeekFrom;
 use crate::disk::seek;
 
 /// Zeroes are left out in multiples of this, in bytes: the block of a file system.
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 static ZEROES: [u8; BLOCK] = [0; BLOCK];
 
 /// Calls `found` with each piece of a file of this length and where it begins. A piece lies between two multiples of [`CHUNK`],

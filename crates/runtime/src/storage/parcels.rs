@@ -22,7 +22,7 @@ use crate::base::packages_of;
 use crate::checkpoint::{About, sums};
 use crate::parcel::keys::ParcelKeys;
 use crate::parcel::manifest::{CheckpointFile, Content, Destination, Manifest, Piece, Pieces, SMALL, is_name};
-use crate::parcel::pieces;
+use crate::parcel::pieces::{self, BLOCK};
 use crate::stored::{LayerError, PackParcel, UnpackParcel, Unpacked};
 use crate::{disk, kept, usage};
 
@@ -121,7 +121,8 @@ impl Unpacking<'_> {
         let (id, parcel) = (&self.request.id, &self.request.parcel);
         let opened = self.keys.open_manifest(id, parcel, &sealed);
         let text = opened.ok_or_else(|| damaged("its manifest was changed, or is that of another one"))?;
-        Manifest::decode(&text).map_err(|why| damaged(format_args!("its manifest: {why}")))
+        let decoded = Manifest::decode(&text).and_then(|manifest| manifest.rootfs.check().map(|()| manifest));
+        decoded.map_err(|why| damaged(format_args!("its manifest: {why}")))
     }
 
     fn require_space(&self, bytes: u64) -> Result<(), LayerError> {
@@ -225,7 +226,7 @@ impl Unpacking<'_> {
                     Some(number) => files.get(number),
                 };
                 let file = file.ok_or_else(|| damaged("a chunk of no file"))?;
-                file.write_all_at(&content, place.at)?;
+                write_but_zeroes(file, &content, place.at)?;
                 let before = written;
                 written = written.saturating_add(content.len() as u64);
                 if before / LOOK_AFTER != written / LOOK_AFTER {
@@ -252,12 +253,27 @@ impl Unpacking<'_> {
             }
         }
         let about = About::of(checkpoint).map_err(|error| damaged(format_args!("about its processes: {error}")))?;
+        if about.agent.len() != 64 || !about.agent.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(damaged("the program of its agent is no hash"));
+        }
         if storage.agents.obstacle(&about.agent)?.is_some() {
             // It may be the program of this node, which no sandbox of this node was paused with yet.
             storage.agents.keep(&File::open("/proc/self/exe")?)?;
         }
         Ok(obstacle(checkpoint)?)
     }
+}
+
+/// Writes content into a new file, without the blocks of zeroes, which take no space there.
+fn write_but_zeroes(file: &File, content: &[u8], at: u64) -> io::Result<()> {
+    let mut at = at;
+    for block in content.chunks(BLOCK) {
+        if block.iter().any(|byte| *byte != 0) {
+            file.write_all_at(block, at)?;
+        }
+        at += block.len() as u64;
+    }
+    Ok(())
 }
 
 /// A new file of a checkpoint. One whose content lies in the manifest is complete.

@@ -118,6 +118,7 @@ impl NodeKeeper {
             keeps_deadlines: can.keeps_deadlines,
             makes_parcels: can.makes_parcels,
             left: Mutex::default(),
+            lacks: Mutex::default(),
             holdings: Mutex::new(Holdings::default()),
             placement: self.nodes.placement(),
             is_placed_on: AtomicBool::new(false),

@@ -64,7 +64,12 @@ impl Sandboxes {
                 // What is kept in memory is lost with the processes, for example when the host was restarted.
                 None => row,
             };
-            if exists {
+            let is_copied = !exists && self.is_copied(&row).await?;
+            if is_copied {
+                node.lacks.lock().insert(row.id.clone());
+                tracing::warn!(sandbox.id = %row.id, node.id = %node.id(), "a node has lost a paused sandbox, which goes on from its copy in the blob store");
+            }
+            if exists || is_copied {
                 let share = ResourceUse::one_sandbox(row.cpu_count, row.memory_mb);
                 let counted = CountedAs::of(&row);
                 let mut admission = node.admission.occupy(&row.team_id, counted.share(share)).await?;
@@ -96,6 +101,15 @@ impl Sandboxes {
         Ok(taken_over.len())
     }
 
+    /// Whether the blob store has the current copy of a sandbox that is paused on a disk.
+    async fn is_copied(&self, row: &SandboxRow) -> Result<bool, StoreError> {
+        if self.parcels.is_none() || row.state != State::Paused || kept(row) == Kept::Memory {
+            return Ok(false);
+        }
+        let parcel = self.store().sandbox_parcel(&row.id).await?;
+        Ok(parcel.is_some_and(|parcel| parcel.current.is_some()))
+    }
+
     /// Removes the rows of a node of which nothing is left: it was forgotten. Returns how many sandboxes those were, and how many are
     /// left, because the blob store has what is kept of them.
     pub(crate) async fn lose_all(&self, rows: &NodeRows) -> Result<(usize, usize), StoreError> {
@@ -113,14 +127,15 @@ impl Sandboxes {
 
     /// Removes the row of a sandbox of which nothing is left, with what its node has done by itself.
     async fn lose_row(&self, rows: &NodeRows, row: &SandboxRow, expiry: Option<NodeExpiry>) -> Result<(), StoreError> {
-        rows.sandbox_delete(&row.id).await?;
+        let deleted = rows.sandbox_delete(&row.id).await?;
         self.tracked.records.track(row);
         // No client knows any other.
         if row.state.recovery(kept(row)) != Recovery::Remove {
             self.note_gone(row, expiry);
         }
         self.tracked.records.end(&row.id);
-        if let Some(parcels) = self.parcels.as_ref().filter(|_| row.paused_us.is_some()) {
+        let had_copies = deleted.is_some() && row.paused_us.is_some();
+        if let Some(parcels) = self.parcels.as_ref().filter(|_| had_copies) {
             parcels.known.lock().insert(row.id.clone());
             self.remove_parcels(&row.id);
         }

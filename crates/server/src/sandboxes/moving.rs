@@ -46,6 +46,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const ASKED: usize = 3;
 /// How long a node may take to keep what a copy has. A client waits less.
 const DOWNLOAD: Duration = Duration::from_secs(15 * 60);
+/// How long it may take where the sandbox can be resumed where it is.
+const DOWNLOAD_OF_DRAINING: Duration = Duration::from_secs(30);
 /// Pause before a node is told again to throw a sandbox away.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -58,6 +60,8 @@ enum Why {
     Away,
     /// The host of the node has no capacity.
     Full,
+    /// The node is connected, and has nothing of the sandbox: its disk was lost or replaced.
+    Lost,
 }
 
 /// A copy that a sandbox can be made of.
@@ -74,6 +78,14 @@ impl Sandboxes {
             return Ok(false);
         }
         let node = &turn.node;
+        if node.lacks.lock().contains(&turn.id) {
+            // It has nothing that could be resumed.
+            return if self.move_from(turn, Why::Lost).await? {
+                Ok(true)
+            } else {
+                Err(PauseError::Node(NodeError::Away))
+            };
+        }
         if node.is_draining() {
             match self.move_from(turn, Why::Draining).await {
                 Ok(true) => return Ok(true),
@@ -154,13 +166,21 @@ impl Sandboxes {
             return Ok(false);
         };
         let from = Leaving::Held(&turn.node.rows);
-        let Some(entry) = self.bring(parcels, &row, &parcel, &from, Some(turn)).await? else {
+        let within = match why {
+            Why::Draining => DOWNLOAD_OF_DRAINING,
+            Why::Away | Why::Full | Why::Lost => DOWNLOAD,
+        };
+        let Some(entry) = self.bring(parcels, &row, &parcel, &from, Some(turn), within).await? else {
             return Ok(false);
         };
         tracing::info!(sandbox.id = %turn.id, from = %turn.node.id(), to = %entry.node.id(), ?why, "a paused sandbox has moved to another node");
         turn.cut();
         turn.release();
-        self.throw_away(&turn.node, &turn.id);
+        if why == Why::Lost {
+            turn.node.lacks.lock().remove(&turn.id);
+        } else {
+            self.throw_away(&turn.node, &turn.id);
+        }
         Ok(true)
     }
 
@@ -234,6 +254,11 @@ impl Sandboxes {
         let Some(node) = row.node_id.clone().filter(|_| row.state == State::Paused) else {
             return Ok(None);
         };
+        let now_us = self.store().lease_time_us(self.clock.now_us()).await?;
+        // A server that had the lease, and goes on later, must not take the sandbox for its own.
+        self.store()
+            .node_lease_end_expired(&node, &parcels.owner, now_us)
+            .await?;
         // In this order: a session that begins after the second look takes a lease with a higher number.
         let Some(lease) = self.store().node_by_id(&node).await? else {
             return Ok(None);
@@ -252,9 +277,9 @@ impl Sandboxes {
             node: node.clone(),
             epoch: lease.epoch,
             owner: parcels.owner.clone(),
-            now_us: self.store().lease_time_us(self.clock.now_us()).await?,
+            now_us,
         };
-        let entry = self.bring(parcels, &row, &parcel, &from, None).await?;
+        let entry = self.bring(parcels, &row, &parcel, &from, None, DOWNLOAD).await?;
         if let Some(entry) = &entry {
             self.nodes.note_left(&node, id);
             tracing::info!(sandbox.id = %id, from = %node, to = %entry.node.id(), "a paused sandbox of a node that is away has moved to another one");
@@ -271,13 +296,17 @@ impl Sandboxes {
         parcel: &Parcel,
         from: &Leaving<'_>,
         entry: Option<&SandboxEntry>,
+        within: Duration,
     ) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
         let mut failed = None;
         let until_ended = async || match entry {
             Some(entry) => entry.left_pause().await,
             None => std::future::pending().await,
         };
-        for node in self.nodes_to_keep(row, row.node_id.as_ref()) {
+        // One that has nothing of the sandbox can be made to have it again.
+        let before = entry.filter(|entry| !entry.node.lacks.lock().contains(&entry.id));
+        let before = row.node_id.as_ref().filter(|_| entry.is_none() || before.is_some());
+        for node in self.nodes_to_keep(row, before) {
             let Ok(permit) = node.admission.admit_to_host(&row.id).await else {
                 continue;
             };
@@ -288,7 +317,7 @@ impl Sandboxes {
                 with_processes: row.kept == Some(Kept::Checkpoint),
             };
             let payer = Some(row.team_id.clone());
-            let downloading = tokio::time::timeout(DOWNLOAD, parcels.download(&node, &payer, &request));
+            let downloading = tokio::time::timeout(within, parcels.download(&node, &payer, &request));
             let downloaded = tokio::select! {
                 downloaded = downloading => downloaded.unwrap_or_else(|elapsed| {
                     Err(NodeError::Unreachable(Failure::of(&elapsed)).into())
@@ -304,8 +333,9 @@ impl Sandboxes {
                     let error = NodeError::from(error);
                     tracing::warn!(sandbox.id = %row.id, node.id = %node.id(), error = %Chain(&error), "a node does not keep the copy of a sandbox");
                     if matches!(error, NodeError::Unreachable(_)) {
-                        // It may have been made nevertheless.
+                        // It may have been made nevertheless. Another one would hardly be faster.
                         self.throw_away(&node, &row.id);
+                        return Err(PauseError::Node(error));
                     }
                     if matches!(error, NodeError::Refused(_)) {
                         return Err(PauseError::Node(error));
@@ -334,6 +364,10 @@ impl Sandboxes {
                     return Err(PauseError::Stopping);
                 }
             };
+            if node.over.is_cancelled() {
+                // Its next session throws away what it keeps.
+                continue;
+            }
             let Some(after) = self.take(&node, row, parcel, from, &unpacked).await? else {
                 self.throw_away(&node, &row.id);
                 return Ok(None);
@@ -342,6 +376,11 @@ impl Sandboxes {
             parcels.known.lock().insert(row.id.clone());
             parcels.arrived.lock().insert(row.id.clone());
             let entry = self.register(&after, &node, admission, injections.as_ref());
+            if node.over.is_cancelled() {
+                // Its session has let go of its sandboxes meanwhile, perhaps before this one was there.
+                self.tracked.remove(&node, &row.id);
+                return Ok(None);
+            }
             let paused_us = after.paused_us.unwrap_or_else(|| self.clock.now_us());
             self.retain(&entry.turn().await, paused_us);
             let why = unpacked.without_processes.as_deref();
@@ -380,7 +419,13 @@ impl Sandboxes {
         self.tracked
             .store_failed(&error, &row.id, "whether a sandbox has moved is not known yet");
         loop {
-            match self.store().sandbox_by_id(&row.id).await {
+            // Waits for the transaction before, if the database is still at it. If that has moved the row, this one does not.
+            let again = match node.rows.sandbox_take(moved, from).await {
+                Ok(Some(taken)) => return Ok(Some(taken)),
+                Ok(None) => self.store().sandbox_by_id(&row.id).await,
+                Err(error) => Err(error),
+            };
+            match again {
                 Ok(Some(now)) if now.node_id.as_ref() == Some(node.id()) => return Ok(Some(now)),
                 Ok(_) => return Ok(None),
                 // What the node keeps is thrown away by its next session, or is that of the row.
@@ -467,10 +512,14 @@ impl Sandboxes {
         let Some(row) = row.filter(|row| row.team_id == *team && row.state == State::Paused) else {
             return Ok(false);
         };
-        let Some(lease) = (match &row.node_id {
-            Some(node) => self.store().node_by_id(node).await?,
-            None => None,
-        }) else {
+        let now_us = self.store().lease_time_us(self.clock.now_us()).await?;
+        let Some(node) = &row.node_id else {
+            return Ok(false);
+        };
+        self.store()
+            .node_lease_end_expired(node, &parcels.owner, now_us)
+            .await?;
+        let Some(lease) = self.store().node_by_id(node).await? else {
             return Ok(false);
         };
         // In this order, as when a sandbox is brought to another node.
@@ -481,7 +530,7 @@ impl Sandboxes {
             node: lease.id.clone(),
             epoch: lease.epoch,
             owner: parcels.owner.clone(),
-            now_us: self.store().lease_time_us(self.clock.now_us()).await?,
+            now_us,
         };
         if !self.store().sandbox_delete_left(id, row.version, &from).await? {
             return Ok(false);

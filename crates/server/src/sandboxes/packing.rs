@@ -96,6 +96,11 @@ impl Sandboxes {
             };
             match copied {
                 Ok(()) => return,
+                // It would be the same again.
+                Err(error @ ParcelError::Invalid(_)) => {
+                    tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "a paused sandbox is not copied to the blob store until its next pause");
+                    return;
+                }
                 Err(error) if pause == RETRY.0 => {
                     tracing::warn!(sandbox.id = %entry.id, error = %Chain(&error), "cannot copy a paused sandbox to the blob store yet, it is tried again");
                 }

@@ -375,8 +375,7 @@ impl Sandboxes {
 
     /// Has the beginning of a resume survive a loss of power, if another node could go on with a copy otherwise while this one runs.
     async fn outdate_copy(&self, turn: &Turn<'_>) -> Result<(), PauseError> {
-        let parcels = self.parcels.as_ref();
-        if parcels.is_some_and(|parcels| parcels.known.lock().contains(&turn.id)) {
+        if self.parcels.is_some() && !turn.is_in_memory() {
             turn.node.rows.sync().await?;
         }
         Ok(())

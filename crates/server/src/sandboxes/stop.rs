@@ -94,13 +94,19 @@ impl Sandboxes {
                 };
             }
         }
-        if let Err(error) = turn.node.rows.sandbox_delete(id).await {
-            self.tracked
-                .store_failed(&error, id, "cannot remove the row of an ended sandbox");
-            return StopOutcome::Unrecorded;
-        }
+        let deleted = match turn.node.rows.sandbox_delete(id).await {
+            Ok(deleted) => deleted,
+            Err(error) => {
+                self.tracked
+                    .store_failed(&error, id, "cannot remove the row of an ended sandbox");
+                return StopOutcome::Unrecorded;
+            }
+        };
         self.tracked.remove(&turn.node, id);
-        self.remove_parcels(id);
+        // Without a row of this node, it may have been brought to another one by another server.
+        if deleted.is_some() {
+            self.remove_parcels(id);
+        }
         StopOutcome::Gone
     }
 

@@ -87,6 +87,23 @@ pub(crate) async fn a_lease_has_one_owner(db: Database) {
     let mut request = lease_request(1, 2, 142);
     request.expired_us = 141 + LEASE_US;
     assert_eq!(store.node_lease_acquire(&request).await.unwrap(), acquired(5));
+    // One that was valid is left alone, as is an own one; another's that has expired is not renewed any more once it was ended.
+    let valid_us = 142 + LEASE_US - 1;
+    store
+        .node_lease_end_expired(&node_id(1), &lease(1, 0).owner, valid_us)
+        .await
+        .unwrap();
+    store
+        .node_lease_end_expired(&node_id(1), &lease(2, 0).owner, 1000)
+        .await
+        .unwrap();
+    assert!(store.node_lease_renew(&node_id(1), &lease(2, 142)).await.unwrap());
+    store
+        .node_lease_end_expired(&node_id(1), &lease(1, 0).owner, 142 + LEASE_US)
+        .await
+        .unwrap();
+    assert!(!store.node_lease_renew(&node_id(1), &lease(2, 160)).await.unwrap());
+    assert_eq!(acquire(&store, 1, 1, 161).await, acquired(6));
     store.close().await;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,6 +197,22 @@ def test_what_is_paused_leaves_a_node_that_drains(service: Service) -> None:
         runs_once(sandbox)
     finally:
         assert server(service).run("node", "undrain", drained.id).returncode == 0
+
+
+def test_what_a_node_has_lost_goes_on_from_its_copy(service: Service) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    lost = place_of(service, sandbox.sandbox_id)
+    kill(lost)
+    for path in [*(lost.node_dir / "kept").iterdir(), *(lost.node_dir / "disks").glob("*.img")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    launch(service)
+    assert [item.sandbox_id for item in Sandbox.list().next_items()] == [sandbox.sandbox_id]
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    goes_on(sandbox, before, hash_before)
+    runs_once(sandbox)
 
 
 def test_a_bucket_that_is_away_holds_up_no_pause(service: Service, gateway: Gateway) -> None:

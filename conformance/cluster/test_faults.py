@@ -1,9 +1,9 @@
-"""Faults at random moments of a service of three servers and four nodes on one PostgreSQL, each part in a network namespace of
+"""Faults at random moments of a service of three servers and four nodes on one PostgreSQL and one bucket, each part in a network namespace of
 its own: nothing is lost, half or twice.
 
 Each cycle runs clients against all servers, does one thing to one part, lets the clients go on meanwhile, mends the part and
 checks. A server or a node is killed, restarted, or stopped for some seconds and continued; what a machine sends to another one, or
-to all others, is lost; or the database crashes. Then:
+to all others, is lost; the database crashes; or the bucket is away. Then:
 
 - a sandbox whose create was answered and whose delete was not asked for is listed by every server, answers through any,
   and its program is one process, on one node; one whose delete was answered is gone at every server;
@@ -36,9 +36,10 @@ from harness.criu import criu_config
 from harness.elapse import at_moment, slowly
 from harness.hoststate import HostState, left_over
 from harness.inside import host_pids
-from harness.machines import Machines
+from harness.machines import HERE, Machines
 from harness.patience import within
 from harness.platform import binary
+from harness.s3 import Gateway
 from harness.servers import Node, Server, Service, running_service
 from harness.traffic import until
 
@@ -55,6 +56,8 @@ COUNTED = ("namespaces", "mounts", "cgroups", "loops")
 # One that does not answer is noticed after 15 s, so a few of the stops are longer.
 STOPS_S = (0.5, 1.0, 2.0, 4.0, 18.0)
 STOP_WEIGHTS = (4, 4, 4, 2, 1)
+# Other nodes take over what a node has paused that is away for five seconds.
+LOST_S = 9.0
 
 
 @dataclass
@@ -92,8 +95,16 @@ class Unanswered(Exception):
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     work, earlier = tmp_path_factory.mktemp("f", numbered=True), Path(EARLIER) if EARLIER else None
     before = HostState.take()
-    with Machines() as machines, running_service(work, 3, 4, CONFIG, is_placed=False, machines=machines, program=earlier) as service:
-        yield service
+    with Machines() as machines:
+        gateway = Gateway(work, host=HERE)
+        gateway.start()
+        try:
+            config = CONFIG + gateway.config()
+            with running_service(work, 3, 4, config, is_placed=False, machines=machines, program=earlier) as service:
+                service.gateway = gateway
+                yield service
+        finally:
+            gateway.close()
     assert left_over(before) == {}
 
 
@@ -232,7 +243,15 @@ def kill_node(service: Service, world: World, chance: random.Random) -> Callable
     assert node.process
     node.process.kill()
     node.process.wait()
+    # Now and then for so long that others take over what it has paused.
+    if chance.random() < 0.25:
+        at_moment(LOST_S)
     return node.launch
+
+
+def lose_bucket(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
+    service.gateway.stop()
+    return service.gateway.start
 
 
 def restart_server(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
@@ -288,6 +307,7 @@ FAULTS = {
     "a link is cut": (cut_link, 3),
     "a machine is not heard": (cut_off, 2),
     "the database crashes": (crash_database, 2),
+    "the bucket is away": (lose_bucket, 1),
 }
 
 

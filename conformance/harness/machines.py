@@ -14,6 +14,8 @@ from pathlib import Path
 from harness.internet import CLONE_NEWNET, PR_SET_PDEATHSIG, checked, libc
 
 NETWORK = "10.77.0.0/16"
+# This process, as the machines reach it.
+HERE = "10.77.255.1"
 
 
 class Machine:
@@ -56,7 +58,7 @@ class Machines:
         self.outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         checked(libc.unshare(CLONE_NEWNET))
         try:
-            _ip("link set lo up")
+            _ip("link set lo up", f"address add {HERE}/32 dev lo")
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
         except BaseException:
             self.__exit__()

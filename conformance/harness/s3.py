@@ -35,13 +35,13 @@ def until(what: str, condition, seconds: float = 60.0) -> None:
 class Relay:
     """Connections to a port, relayed until it stalls."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.to = port
         # How many more bytes pass in each direction, all connections together; no limit if none.
         self.left: dict[str, int | None] = {"up": None, "down": None}
         self.lock = threading.Lock()
         self.stalled = threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server((host, 0))
         self.port = self.listener.getsockname()[1]
         self.open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -106,7 +106,9 @@ class Relay:
 class Gateway:
     """The server. Its objects stay while it is stopped."""
 
-    def __init__(self, work: Path, *options: str | Path) -> None:
+    def __init__(self, work: Path, *options: str | Path, host: str = "127.0.0.1") -> None:
+        """`host` is the address that the relay before it listens at."""
+        self.host = host
         self.program = Path(os.environ["RINGFENCE_VERSITYGW"])
         self.options = options
         self.root = work / "s3"
@@ -116,7 +118,7 @@ class Gateway:
         self.key_file.chmod(0o600)
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
-        self.relay = Relay(self.port)
+        self.relay = Relay(self.port, host)
 
     def start(self) -> None:
         environment = {"ROOT_ACCESS_KEY_ID": KEY_ID, "ROOT_SECRET_ACCESS_KEY": KEY}
@@ -148,7 +150,7 @@ class Gateway:
         values = {
             "store": '"s3"',
             "bucket": f'"{BUCKET}"',
-            "endpoint": f'"http://127.0.0.1:{self.relay.port}"',
+            "endpoint": f'"http://{self.host}:{self.relay.port}"',
             "prefix": f'"{PREFIX}"',
             "access_key_id": f'"{KEY_ID}"',
             "secret_access_key_file": f'"{self.key_file}"',

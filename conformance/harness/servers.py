@@ -19,6 +19,7 @@ from harness.patience import within
 from harness.platform import STOP_S, Platform, PlatformFailed, binary
 from harness.ports import free_port
 from harness.postgres import Postgres
+from harness.s3 import Gateway
 
 
 class Server(Platform):
@@ -156,6 +157,7 @@ class Service:
     ) -> None:
         self.work = work
         self.machines = machines or Machines()
+        self.gateway: Gateway | None = None
         self.postgres = Postgres(work / "pg")
         self.servers: list[Server] = []
         for number in range(1, servers + 1):

@@ -101,6 +101,7 @@ RULES = (
     Rule("crates/server/src/sessions.rs", ("server",), (Run("cluster", ("cluster",), 60),)),
     Rule("crates/server/src/others*", ("server",), (Run("cluster", ("cluster",), 150),)),
     Rule("crates/server/src/listen/forward.rs", ("server",), (Run("cluster", ("cluster",), 150),)),
+    Rule("crates/server/src/sandboxes/moving.rs", ("server",), (Run("cluster", ("cluster/test_copies.py",), 60), Run("faults", ("faults",), 60))),
     Rule("crates/measure/*", ("measure",)),
     Rule("crates/testkit/*", ("testkit",)),
     Rule("crates/xtask/*", ("xtask",)),

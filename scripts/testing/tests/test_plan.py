@@ -116,7 +116,7 @@ class Suites(unittest.TestCase):
     def test_cycles_of_the_default_form_are_those_that_tests_read(self) -> None:
         read = set(re.findall(r"RINGFENCE_[A-Z]+_CYCLES", "".join(file.read_text() for file in CONFORMANCE.glob("cr*/*.py"))))
         self.assertEqual(read, set(suites.FEWER_CYCLES))
-        faults = re.findall(r"RINGFENCE_[A-Z]+_CYCLES", (CONFORMANCE / "cluster" / "test_faults.py").read_text())
+        faults = re.findall(r"RINGFENCE_[A-Z]+_CYCLES", (CONFORMANCE / "faults" / "test_faults.py").read_text())
         self.assertEqual(set(faults), set(suites.FEWER_FAULTS))
         self.assertEqual(tasks("crash")["crash"].environment["RINGFENCE_CRASH_CYCLES"], "60")
         with mock.patch.dict(os.environ, RINGFENCE_CRASH_CYCLES="500"):

@@ -19,7 +19,7 @@
 mod notes;
 mod queue;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ struct State {
     is_taken_over: bool,
     /// Whether something was begun that the server of this session does not know.
     has_acted: bool,
+    /// What the server of this session was told of what was begun before.
+    reported: HashSet<SandboxId>,
     queue: Queue,
 }
 
@@ -94,6 +96,7 @@ impl Deadlines {
                 service: Service::Alone(now().awake),
                 is_taken_over: false,
                 has_acted: false,
+                reported: HashSet::new(),
                 queue,
             }),
             changed: Notify::new(),
@@ -132,6 +135,7 @@ impl Deadlines {
         let mut state = self.state.lock();
         state.is_taken_over = false;
         state.has_acted = false;
+        state.reported.clear();
         state.queue.interrupt(now());
     }
 
@@ -182,15 +186,22 @@ impl Deadlines {
     }
 
     /// Has the deadlines be those of the sandboxes that a server has taken over, and notes that it acts at them, unless its
-    /// connection is lost by now. What the node has ended or paused is known until that is forgotten.
-    pub(crate) fn take_over(&self, deadlines: &HashMap<SandboxId, NodeDeadline>) {
+    /// connection is lost by now. What the node has ended or paused is known until that is forgotten, if the server was told of it.
+    /// Where it was not, and the sandbox is not `kept` either, nothing is left of the sandbox that a server could ask about.
+    pub(crate) fn take_over(&self, deadlines: &HashMap<SandboxId, NodeDeadline>, kept: &HashSet<SandboxId>) {
         let notes = self.notes.lock();
         for (id, deadline) in deadlines {
             self.set_and_write(&notes, id, *deadline);
         }
         let mut state = self.state.lock();
+        // What was begun in this session is told to the server of the next one.
+        let tells_all = state.has_acted;
+        let is_told = |id: &SandboxId| tells_all || state.reported.contains(id) || kept.contains(id);
         let mut gone = state.queue.ids();
-        gone.retain(|id| !deadlines.contains_key(id) && state.queue.note(id).is_some_and(|note| note.begun.is_none()));
+        gone.retain(|id| {
+            let is_begun = state.queue.note(id).is_some_and(|note| note.begun.is_some());
+            !deadlines.contains_key(id) && !(is_begun && (is_told(id) || state.queue.is_acting(id)))
+        });
         for id in &gone {
             state.queue.remove(id);
         }
@@ -215,6 +226,11 @@ impl Deadlines {
             disk_bytes,
         });
         acted.collect()
+    }
+
+    /// Notes that the server of this session is told what has become of these.
+    pub(crate) fn report(&self, ids: impl Iterator<Item = SandboxId>) {
+        self.state.lock().reported = ids.collect();
     }
 
     /// Forgets that these were ended or paused. One that runs again since keeps its deadline.
@@ -330,6 +346,7 @@ mod tests {
     fn a_server_that_returns_finds_nothing_begun_or_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let deadlines = alone(dir.path());
+        let told = HashMap::from([(id("a"), deadline(Duration::ZERO, Overdue::End))]);
         assert!(deadlines.set(&id("a"), deadline(Duration::ZERO, Overdue::End)));
         let_time_pass(&deadlines);
         // It is there first, and nothing of the session that it goes on with was taken over.
@@ -338,13 +355,13 @@ mod tests {
         deadlines.lose();
         assert_eq!(deadlines.state.lock().service, Service::Alone(Duration::ZERO));
         assert!(!deadlines.hold(false));
-        deadlines.take_over(&HashMap::from([(id("a"), deadline(Duration::ZERO, Overdue::End))]));
+        deadlines.take_over(&told, &HashSet::new());
         let_time_pass(&deadlines);
         assert_eq!(deadlines.take_overdue(), Err(None));
         deadlines.lose();
         assert!(deadlines.take_overdue().is_err_and(|wait| wait.is_some()));
         // A takeover that comes to its end after the connection is none.
-        deadlines.take_over(&HashMap::from([(id("a"), deadline(Duration::ZERO, Overdue::End))]));
+        deadlines.take_over(&told, &HashSet::new());
         let_time_pass(&deadlines);
         assert!(matches!(deadlines.state.lock().service, Service::Alone(_)));
         // Another connection of the same session.
@@ -359,11 +376,43 @@ mod tests {
         deadlines.done(&id("a"), None);
         deadlines.let_go();
         assert!(!deadlines.has_acted());
-        deadlines.take_over(&HashMap::new());
+        deadlines.report([id("a")].into_iter());
+        deadlines.take_over(&HashMap::new(), &HashSet::new());
         assert_eq!(deadlines.acted().len(), 1);
         deadlines.forget_acted(&[id("a"), id("b")]);
         assert_eq!(deadlines.acted().len(), 0);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_was_begun_and_left_nothing_is_forgotten_at_a_takeover() {
+        let dir = tempfile::tempdir().unwrap();
+        let deadlines = alone(dir.path());
+        let names = ["reported", "kept", "lost", "runs"];
+        for name in names {
+            assert!(deadlines.set(&id(name), deadline(Duration::ZERO, Overdue::Pause(Kept::Memory))));
+        }
+        let_time_pass(&deadlines);
+        assert_eq!(deadlines.take_overdue().unwrap().len(), names.len());
+        for name in names {
+            deadlines.done(&id(name), None);
+        }
+        let told = HashMap::from([(id("runs"), deadline(Duration::from_secs(60), Overdue::End))]);
+        let take_over = || deadlines.take_over(&told, &HashSet::from([id("kept")]));
+        let left = || {
+            let mut left: Vec<_> = deadlines.acted().into_iter().map(|acted| acted.id).collect();
+            left.sort();
+            left
+        };
+        // The server of the session in which it was begun was not told of it yet.
+        take_over();
+        assert_eq!(left(), [id("kept"), id("lost"), id("reported")]);
+        deadlines.let_go();
+        deadlines.report([id("reported")].into_iter());
+        take_over();
+        assert_eq!(left(), [id("kept"), id("reported")]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert!(!dir.path().join("lost").exists());
     }
 
     #[test]

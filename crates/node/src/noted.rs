@@ -1,6 +1,6 @@
 //! What the parts of a node note about the deadlines of their sandboxes. Nothing, where the node keeps none.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use model::id::SandboxId;
@@ -61,13 +61,19 @@ pub(crate) async fn forget_all(shared: &Shared, ids: Vec<SandboxId>) -> Result<(
     blocking(move || deadlines.forget_acted(&ids)).await.map_err(failed)
 }
 
-/// Has the deadlines be those of what a server has just taken over.
-pub(crate) async fn take_over(shared: &Shared, deadlines: HashMap<SandboxId, NodeDeadline>) -> Result<(), NodeError> {
+/// Has the deadlines be those of what a server has just taken over, which also keeps those of `paused`.
+pub(crate) async fn take_over(
+    shared: &Shared,
+    deadlines: HashMap<SandboxId, NodeDeadline>,
+    paused: HashSet<SandboxId>,
+) -> Result<(), NodeError> {
     let Some(kept) = shared.deadlines.get() else {
         return Ok(());
     };
     let kept = Arc::clone(kept);
-    blocking(move || kept.take_over(&deadlines)).await.map_err(failed)
+    blocking(move || kept.take_over(&deadlines, &paused))
+        .await
+        .map_err(failed)
 }
 
 /// Changes a note on disk, where the node keeps deadlines; `true` otherwise.

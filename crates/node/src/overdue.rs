@@ -225,7 +225,7 @@ pub(crate) async fn expired(shared: &Shared) -> Result<Vec<ExpiredSandbox>, Node
     if acted.is_empty() {
         return Ok(Vec::new());
     }
-    let driver = Arc::clone(&shared.driver);
+    let (driver, deadlines) = (Arc::clone(&shared.driver), Arc::clone(deadlines));
     let expired = blocking(move || {
         let found: HashMap<_, _> = driver
             .find()?
@@ -265,6 +265,7 @@ pub(crate) async fn expired(shared: &Shared) -> Result<Vec<ExpiredSandbox>, Node
                 expired.push(ExpiredSandbox { id, ago, outcome });
             }
         }
+        deadlines.report(expired.iter().map(|one| one.id.clone()));
         io::Result::Ok(expired)
     });
     expired.await.map_err(failed)?.map_err(failed)

@@ -149,7 +149,9 @@ pub(crate) async fn adopt_all(
     let swept = blocking(move || driver.storage().sweep_disks(&disks)).await;
     swept.map_err(failed)?.map_err(failed)?;
     // Last: from here on a server acts at deadlines.
-    noted::take_over(shared, deadlines).await?;
+    let paused = adopted.iter().filter(|one| one.state != AdoptedState::Running);
+    let paused = paused.map(|one| one.id.clone()).collect();
+    noted::take_over(shared, deadlines, paused).await?;
     Ok(adopted)
 }
 

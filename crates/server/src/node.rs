@@ -15,6 +15,14 @@ use crate::layers::turns::Payer;
 /// How long a start waits for layers of the blob store. They arrive nevertheless, for another try.
 const FETCH_WAIT: Duration = Duration::from_secs(20);
 
+/// The most that a sandbox is believed to take on the disk of its host while it is paused, in bytes: 1 PiB.
+const KEPT_BYTES_MAX: u64 = 1 << 50;
+
+/// What a node says that a paused sandbox takes on its disk, bounded: it is added up over all sandboxes of a team, on all servers.
+pub(crate) fn kept_bytes(said: u64) -> u64 {
+    said.min(KEPT_BYTES_MAX)
+}
+
 /// A shared [`NodeApi`] that implements `Debug`, with the blob store, if there is one.
 #[derive(Clone)]
 pub(crate) struct NodeHandle {

@@ -49,6 +49,8 @@ const MISSES: (u32, Duration) = (120, Duration::from_millis(200));
 /// pause between two times.
 const USE_SHARE: u32 = 50;
 const USE_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The shortest pause after a reading that failed.
+const USE_RETRY: Duration = Duration::from_secs(5);
 /// Difference between the clocks of this host and the database that is logged.
 const CLOCK_OFF: Duration = Duration::from_secs(2);
 
@@ -362,15 +364,24 @@ impl OtherServers {
     }
 
     /// Reads what teams use on nodes of other servers, unless that took so long the last time that it is too early. How many
-    /// sandboxes there are decides how long it takes. A create goes by the database in any case.
-    async fn read_use(&self) -> Result<(), StoreError> {
+    /// sandboxes there are decides how long it takes. A create goes by the database in any case, so what was read before does
+    /// when this fails.
+    async fn read_use(&self) {
         let begun = Instant::now();
         if begun < *self.use_due.lock() {
-            return Ok(());
+            return;
         }
-        let elsewhere = self.rows.store().use_elsewhere(&self.owner).await?;
-        *self.use_due.lock() = Instant::now() + pause_after(begun.elapsed());
-        self.admission.note_elsewhere(elsewhere).await
+        let read = self.rows.store().use_elsewhere(&self.owner).await;
+        let pause = pause_after(begun.elapsed());
+        *self.use_due.lock() = Instant::now() + pause;
+        let noted = match read {
+            Ok(elsewhere) => self.admission.note_elsewhere(elsewhere).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = noted {
+            *self.use_due.lock() = Instant::now() + pause.max(USE_RETRY);
+            tracing::error!(error = %Chain(&error), "cannot read what teams use on nodes of other servers");
+        }
     }
 
     /// Whether this server is the one of those that are there which has the say about something of all.
@@ -417,7 +428,7 @@ impl OtherServers {
         }
         self.links.lock().retain(|id, _| known.contains(id));
         *self.present.write() = present;
-        self.read_use().await?;
+        self.read_use().await;
         store.served_node_list().await
     }
 }

@@ -38,6 +38,7 @@ use tokio::time::Instant;
 use tokio_util::io::StreamReader;
 
 use crate::layers::turns::Payer;
+use crate::node::kept_bytes;
 use crate::nodes::ServedNode;
 use crate::seal::{SealError, Sealer};
 
@@ -293,7 +294,12 @@ impl Parcels {
             let unpacked = node.handle.unpack_sandbox(request.clone(), stream).await;
             let cut = failed.lock().take();
             match (unpacked, node.handle.stored()) {
-                (Ok(unpacked), _) => return Ok(unpacked),
+                (Ok(unpacked), _) => {
+                    return Ok(UnpackedSandbox {
+                        disk_bytes: kept_bytes(unpacked.disk_bytes),
+                        ..unpacked
+                    });
+                }
                 (Err(NodeError::NoLayer(layer)), Some(stored)) => stored.fetch(payer, &layer).await?,
                 (Err(error), _) => return Err(cut.map_or(ParcelError::Node(error), ParcelError::Blobs)),
             }

@@ -312,7 +312,8 @@ impl Store {
         let query = sqlx::query(
             "SELECT b.team_id, b.state, b.kept, COUNT(*) AS sandboxes, CAST(SUM(b.cpu_count) AS BIGINT) AS cpu_count, \
              CAST(SUM(b.memory_mb) AS BIGINT) AS memory_mb, \
-             CAST(SUM((COALESCE(b.kept_bytes, 0) + 1048575) / 1048576) AS BIGINT) AS paused_disk_mb \
+             CAST(SUM(COALESCE(b.kept_bytes / 1048576 + CASE WHEN b.kept_bytes % 1048576 > 0 THEN 1 ELSE 0 END, 0)) \
+             AS BIGINT) AS paused_disk_mb \
              FROM sandboxes b JOIN nodes n ON n.id = b.node_id JOIN joined_nodes j ON j.id = n.id \
              WHERE n.lease_owner <> $1 AND b.state <> 'gone' GROUP BY b.team_id, b.state, b.kept",
         )

@@ -44,8 +44,12 @@ impl Sandboxes {
         // Those that are paused are since a server has paused them, or has taken that over.
         let settled = rows.iter().filter(|row| row.state == State::Paused);
         let known: Vec<_> = settled.filter_map(|row| expired.remove_entry(&row.id)).collect();
+        let now_us = self.clock.now_us();
         let mut wanted = Vec::new();
         for row in &rows {
+            if let Some(expiry) = expired.get_mut(&row.id) {
+                *expiry = expiry.of_row(row, now_us);
+            }
             let expiry = expired.get(&row.id).copied();
             wanted.extend(self.wanted(node, row, expiry, injections.get(&row.id)).await?);
         }

@@ -23,6 +23,7 @@ use super::entry::Turn;
 use super::lifecycle::lifecycle_of;
 use super::pause::within;
 use crate::chain::Chain;
+use crate::node::kept_bytes;
 use crate::nodes::ServedNode;
 use crate::outcome::{EndReason, PauseReason};
 use crate::records::LifecycleEvent;
@@ -44,8 +45,14 @@ impl NodeExpiry {
     pub(super) fn kept(self) -> Option<(Kept, u64)> {
         match self.outcome {
             Expired::Ended => None,
-            Expired::Paused { kept, disk_bytes } => Some((kept, disk_bytes)),
+            Expired::Paused { kept, disk_bytes } => Some((kept, kept_bytes(disk_bytes))),
         }
+    }
+
+    /// Moves the time to between the start of the sandbox of the row and now: a node is not believed any other one.
+    pub(super) fn of_row(self, row: &SandboxRow, now_us: i64) -> Self {
+        let at_us = self.at_us.max(row.started_us).min(now_us);
+        Self { at_us, ..self }
     }
 }
 
@@ -76,7 +83,7 @@ impl Sandboxes {
     }
 
     fn left_until(&self, end_us: i64) -> Duration {
-        Duration::from_micros(u64::try_from(end_us - self.clock.now_us()).unwrap_or(0))
+        Duration::from_micros(u64::try_from(end_us.saturating_sub(self.clock.now_us())).unwrap_or(0))
     }
 
     /// Tells the node of a running sandbox another deadline.
@@ -164,6 +171,6 @@ impl Sandboxes {
         };
         self.tracked.records.run_has_ended(&row.id, at_us);
         self.tracked.has_ended(&row.id, EndReason::Expired);
-        self.tracked.metrics.expired(at_us - row.end_us);
+        self.tracked.metrics.expired(at_us.saturating_sub(row.end_us));
     }
 }

@@ -28,6 +28,7 @@ use super::unrecorded::Unrecorded;
 use crate::admission::quota::OverQuota;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
+use crate::node::kept_bytes;
 use crate::nodes::ServedNode;
 use crate::outcome::{EndReason, PauseReason};
 use crate::records::LifecycleEvent;
@@ -255,7 +256,11 @@ impl Sandboxes {
             keep,
             is_written_next,
         };
-        within(bound(keep), node.handle.pause(request, cancel)).await
+        let paused = within(bound(keep), node.handle.pause(request, cancel)).await?;
+        Ok(PausedSandbox {
+            disk_bytes: kept_bytes(paused.disk_bytes),
+            ..paused
+        })
     }
 
     /// Has the node pause a sandbox, and cancels that when a resume comes while its processes are written to disk, unless a

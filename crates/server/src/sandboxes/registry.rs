@@ -57,7 +57,7 @@ impl Registry {
             CountedAs::Running => 0,
             CountedAs::Paused { disk_bytes, .. } => disk_bytes,
         };
-        entries.values().map(of).sum()
+        entries.values().map(of).fold(0, u64::saturating_add)
     }
 
     /// Number of sandboxes by state.

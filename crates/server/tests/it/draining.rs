@@ -5,6 +5,7 @@ use std::time::Duration;
 use model::id::SandboxId;
 use serde_json::{Value, json};
 use server::settings::PoolSettings;
+use sqlx::Connection as _;
 use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
 
@@ -342,6 +343,32 @@ async fn a_node_of_another_server_is_drained_once_that_one_knows() {
         assert_draining(&other.create().await);
         change(one, &away, "ready").await;
     }
+    two.close().await;
+}
+
+#[tokio::test]
+async fn a_server_goes_on_that_cannot_add_up_what_teams_use_elsewhere() {
+    let two = two().await;
+    let [unreadable, on_drained] = two.one_of_each().await;
+    let [one, other] = &two.servers;
+    let [_, away] = <[String; 2]>::try_from(ids(one).await).expect("two nodes");
+    let url = format!("sqlite:{}", one.directory.path().join("test.db").display());
+    let mut raw = sqlx::AnyConnection::connect(&url).await.expect("a database");
+    sqlx::query("UPDATE sandboxes SET kept = 'unknown' WHERE id = $1")
+        .bind(unreadable.as_str())
+        .execute(&mut raw)
+        .await
+        .expect("a change");
+    let is_drained = sqlx::query("UPDATE joined_nodes SET draining_us = 1 WHERE id = $1");
+    is_drained.bind(&away).execute(&mut raw).await.expect("a change");
+    // Only its beat tells the other one.
+    within(async {
+        while post(other, &on_drained, "fork", "{}").await.json["error_code"] != "node_draining" {
+            pause().await;
+        }
+    })
+    .await;
+    raw.close().await.expect("a database");
     two.close().await;
 }
 

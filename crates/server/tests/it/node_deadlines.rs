@@ -179,6 +179,53 @@ async fn a_node_of_the_version_before_is_neither_told_nor_asked() {
 }
 
 #[tokio::test]
+async fn what_a_node_says_is_believed_within_bounds() {
+    let several = Several::start().await;
+    let node = keeping();
+    let connected = several.join(&node).await;
+    let paused = created(&several, 60, true).await;
+    let ended = created(&several, 60, false).await;
+    let own = created(&several, 60, false).await;
+    let row = async |server: &Several, id: &SandboxId| server.store.sandbox_by_id(id).await.expect("a row");
+    node.kept_bytes.store(u64::MAX, Ordering::SeqCst);
+    assert_eq!(
+        change(&several, &own, "pause", json!({ "memory": false })).await.status,
+        204
+    );
+    let kept_bytes = row(&several, &own).await.and_then(|row| row.kept_bytes);
+    assert_eq!(kept_bytes, Some(1 << 50));
+    let started_us = row(&several, &paused).await.map(|row| row.started_us);
+    let several = several.restarted().await;
+    for id in [&paused, &ended] {
+        node.running.lock().remove(id);
+    }
+    node.kept.lock().insert(paused.clone());
+    let disk_bytes = u64::MAX;
+    let kept = Kept::Filesystem;
+    for (id, outcome) in [
+        (&paused, Expired::Paused { kept, disk_bytes }),
+        (&ended, Expired::Ended),
+    ] {
+        node.deadlines.expired.lock().push(ExpiredSandbox {
+            id: id.clone(),
+            ago: Duration::from_secs(u64::MAX),
+            outcome,
+        });
+    }
+    let _again = several.connect(&node, &connected.credentials).await;
+    within(async {
+        while !node.deadlines.expired.lock().is_empty() {
+            pause().await;
+        }
+    })
+    .await;
+    let after = row(&several, &paused).await.expect("a row");
+    assert_eq!((after.paused_us, after.kept_bytes), (started_us, Some(1 << 50)));
+    assert_eq!(shown(&several, &ended).await.status, 404);
+    several.close().await;
+}
+
+#[tokio::test]
 async fn what_a_node_has_done_is_as_if_a_server_had() {
     let several = Several::start().await;
     let node = keeping();

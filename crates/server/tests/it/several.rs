@@ -41,7 +41,7 @@ pub(crate) struct Several {
     server: Server,
     tasks: JoinSet<()>,
     stop: CancellationToken,
-    directory: TempDir,
+    pub(crate) directory: TempDir,
 }
 
 /// A node that is connected until this is dropped.

@@ -89,6 +89,18 @@ pub(crate) async fn a_sandbox_leads_to_the_server_of_its_node(db: Database) {
         (1, Some(Kept::Filesystem), 2)
     );
 
+    // Earlier versions have stored whatever a node said.
+    let most = Pause {
+        kept_bytes: i64::MAX,
+        ..pause
+    };
+    let version = pausing.version + 1;
+    let paused = rows.sandbox_paused(&row.id, version, most).await.unwrap();
+    assert!(paused.applied().is_some());
+    let elsewhere = store.use_elsewhere(&owner(2)).await.unwrap();
+    let paused: Vec<_> = elsewhere.iter().filter(|part| part.is_paused).collect();
+    assert_eq!(paused[0].paused_disk_mb, 1 << 43);
+
     // The node goes to the other server, and the first one changes nothing any more.
     let later = taken(&store, 7, 2).await;
     assert_eq!(route().await.server, Some((node_id(2), None)));

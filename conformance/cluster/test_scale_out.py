@@ -146,6 +146,9 @@ def test_one_box_begins_with_sandboxes(story: Story) -> None:
 def test_the_database_moves_to_postgres(story: Story) -> None:
     assert story.box.terminate() == 0
     assert "copied" in story.run("docs/scale-out.md", "split database")
+    # A unit that has lost the address of the database.
+    refused = story.box.run("up", "--listen", "127.0.0.1:0")
+    assert refused.returncode == 1 and "ringfence.db.moved" in refused.stderr, refused
     story.box.database = story.postgres.url
     story.box.start()
     story.goes_on()
@@ -157,6 +160,7 @@ def test_the_box_becomes_a_server_and_a_node(story: Story) -> None:
     [server, _] = story.servers
     left = set(os.listdir(story.box.data_dir))
     assert not left & {"secret.key", "credentials.env", "node.json", "builds", "tls"} and "link.json" in left, left
+    assert not [name for name in left if name.startswith("ringfence.db")], left
     server.start()
     node = Node(story.box.data_dir, story.servers)
     story.nodes.append(node)

@@ -20,7 +20,7 @@ use server::lease::{NodeIdentity, NodeLease};
 
 use crate::config::Config;
 use crate::data_dir::{DataDir, InUse, Lock};
-use crate::database::open_store;
+use crate::database::{open_store, require_current};
 use crate::{doctor, node_files, node_identity, output, runtimes};
 
 /// How long a platform may take to drain. It bounds its own drain by less.
@@ -50,6 +50,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     if is_node {
         return run_on_node(&dir);
     }
+    require_current(settings)?;
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     let runtime = runtimes::small()?;
     let ended = runtime.block_on(end_all(settings, &dir, identity))?;

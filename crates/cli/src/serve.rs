@@ -24,7 +24,7 @@ use crate::connection_threads::ConnectionThreads;
 use crate::data_dir::DataDir;
 use crate::parts::{Parts, bind};
 use crate::signals::Signals;
-use crate::{harden, node_files, node_identity, output, version};
+use crate::{database, harden, node_files, node_identity, output, version};
 
 /// How long blocking work may hold up the end.
 const BLOCKING_BOUND: Duration = Duration::from_secs(5);
@@ -39,6 +39,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     harden::harden()?;
     let dir = DataDir::prepare(&settings.data_dir)?;
     node_files::require(&dir, node_files::Role::Server)?;
+    database::require_current(settings)?;
     let lock = dir.lock()?;
     node_files::mark_server(&dir)?;
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;

@@ -4,28 +4,35 @@
 //! First the rows of the file of SQLite are copied to PostgreSQL, then the data directory becomes that of a node in place, where the
 //! sandboxes are, and what belongs to the server goes to a directory of its own. Each step can be repeated after it was interrupted.
 
-use std::fs;
-use std::io;
-use std::path::Path;
+mod files;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use link::{Address, Credentials};
-use runtime::files::if_there;
 use store::Store;
+use store::transfer::TransferError;
 
 use crate::args::SplitCommand;
 use crate::config::Config;
 use crate::config::database_url::DatabaseUrl;
 use crate::data_dir::{self, DataDir};
-use crate::database::open_store;
-use crate::master_key::MasterKey;
+use crate::database::{self, open_store};
+use crate::master_key::{self, MasterKey};
 use crate::node_files::{self, Joined, Role};
 use crate::{credentials, node_identity, one_thread, output};
 
 /// Directories of a platform that are a server's.
 const DIRECTORIES: [&str; 3] = ["tls", "builds", "blobs"];
+/// Files of a platform that are a server's.
+const FILES: [&str; 3] = [data_dir::MASTER_FILE, credentials::FILE, credentials::TLS_FILE];
+/// What the names of the files of SQLite have at their end.
+const OF_SQLITE: [&str; 3] = ["", "-wal", "-shm"];
+/// Name of the file in the data directory of a server whose content is the id of the node, from when the server has the keys until
+/// it has everything.
+const UNFINISHED: &str = "split.unfinished";
 
 /// Runs the command.
 ///
@@ -51,19 +58,39 @@ async fn move_rows(settings: &Config) -> Result<()> {
     node_files::require(&dir, Role::Platform)?;
     let _lock = dir.lock()?;
     let own = DatabaseUrl::within(&settings.data_dir);
-    if !own.file().is_some_and(|file| file.exists()) {
+    let Some(path) = own.file().filter(|file| file.exists()) else {
         bail!("{} has no database of its own", dir.path().display());
-    }
+    };
     let file = Store::open(own.expose())
         .await
         .context("open the database in the data directory")?;
     let store = open_store(settings).await?;
+    // First: from the moment on at which the rows are in the other database, nothing may start on the file.
+    let is_marked = database::is_moved(&path);
+    database::mark_moved(&path)?;
     let moved = store.fill_from(&file).await;
     file.close().await;
     store.close().await;
-    let moved = moved.context("copy the rows")?;
+    // Whether the rows are there is not known of a database that has failed.
+    if !is_marked
+        && matches!(
+            moved,
+            Err(TransferError::Kind | TransferError::NotEmpty { .. } | TransferError::InUse)
+        )
+    {
+        database::unmark_moved(&path)?;
+    }
+    let moved = moved.with_context(|| {
+        if database::is_moved(&path) {
+            format!("copy the rows (nothing starts on {} meanwhile)", path.display())
+        } else {
+            "copy the rows".to_owned()
+        }
+    })?;
     output::text(&format!(
-        "copied {moved} rows; the file stays as it is, and is not used any more while database_url is set\n"
+        "copied {moved} rows; {} stays as it is, and nothing starts on it any more: {} says how to go back\n",
+        path.display(),
+        database::moved_mark(&path).display()
     ))?;
     Ok(())
 }
@@ -84,13 +111,20 @@ async fn separate(settings: &Config, server_dir: &Path, servers: &[String]) -> R
     let server = DataDir::prepare(server_dir)?;
     node_files::require(&server, Role::Server)?;
     let server_lock = server.lock()?;
+    let is_repeated = server
+        .read_text(UNFINISHED)?
+        .is_some_and(|of| of.trim() == node.as_str());
+    check_targets(&dir, &server, is_repeated)?;
     node_files::mark_server(&server)?;
-    // Of what an earlier attempt has moved, only the copy is left.
-    for name in [data_dir::MASTER_FILE, credentials::FILE, credentials::TLS_FILE] {
-        if let Some(content) = dir.read(name)? {
+    // Of what an earlier attempt has moved, only the copy is left, or what the server has made of it since.
+    for name in FILES {
+        if let Some(content) = dir.read(name)?
+            && server.read(name)?.is_none()
+        {
             server.write_private(name, &content)?;
         }
     }
+    server.write_private(UNFINISHED, node.as_str().as_bytes())?;
     let identity = node_identity::load(&server, &server_lock, false)?;
     let store = open_store(settings).await?;
     let separated = async {
@@ -107,11 +141,17 @@ async fn separate(settings: &Config, server_dir: &Path, servers: &[String]) -> R
     store.close().await;
     separated?;
     for name in DIRECTORIES {
-        move_directory(&dir.path().join(name), &server.path().join(name)).with_context(|| format!("move {name}"))?;
+        files::move_directory(&dir.path().join(name), &server.path().join(name))
+            .with_context(|| format!("move {name}"))?;
     }
-    // The host of the node has no secrets of the platform from now on.
-    for name in [data_dir::MASTER_FILE, credentials::FILE, credentials::TLS_FILE] {
+    move_old_database(&dir, &server)?;
+    // The data directory of the node has no secrets of the platform from now on.
+    for name in FILES {
         dir.remove(name)?;
+    }
+    server.remove(UNFINISHED)?;
+    for synced in [&server, &dir] {
+        files::sync(synced.path()).context("write what was moved to disk")?;
     }
     // Last: until then, this can be repeated.
     dir.remove(node_identity::FILE)?;
@@ -123,31 +163,76 @@ async fn separate(settings: &Config, server_dir: &Path, servers: &[String]) -> R
     Ok(())
 }
 
-/// Moves a directory, on one file system or to another one.
-fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
-    if if_there(fs::metadata(from))?.is_none() {
-        return Ok(());
-    }
-    match fs::rename(from, to) {
-        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {}
-        moved => return moved,
-    }
-    copy_directory(from, to)?;
-    fs::remove_dir_all(from)
-}
-
-/// Copies a directory of directories and plain files, each with its mode.
-fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    fs::set_permissions(to, fs::metadata(from)?.permissions())?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy_directory(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
+/// Checks everything in the directory of a server that is in the way of what is moved there, before anything is. `is_repeated` says
+/// that an earlier attempt has copied the keys.
+fn check_targets(dir: &DataDir, server: &DataDir, is_repeated: bool) -> Result<()> {
+    let [_, next] = master_key::files();
+    for dir in [dir, server] {
+        if dir.path().join(&next).exists() {
+            bail!(
+                "{} is left of a rotation of the master key that was interrupted: finish it first, with `ringfence master-key \
+                 rotate`",
+                dir.path().join(&next).display()
+            );
         }
     }
+    for name in FILES {
+        // The server may have written its addresses since. Nothing in the database can be opened with another master key.
+        if is_repeated && name != data_dir::MASTER_FILE {
+            continue;
+        }
+        check_file(&dir.path().join(name), &server.path().join(name))?;
+    }
+    for (from, to) in old_database(dir, server) {
+        check_file(&from, &to)?;
+    }
+    for name in DIRECTORIES {
+        files::check_directory(&dir.path().join(name), &server.path().join(name))
+            .with_context(|| format!("move {name}"))?;
+    }
     Ok(())
+}
+
+fn check_file(from: &Path, to: &Path) -> Result<()> {
+    let agree = files::agree(from, to).with_context(|| format!("compare {} with {}", to.display(), from.display()))?;
+    if !agree {
+        bail!(
+            "{} has another content than {}, as if a server of another platform used the directory: name another one for the \
+             server, or move that file away",
+            to.display(),
+            from.display()
+        );
+    }
+    Ok(())
+}
+
+/// The files of the database that was in the data directory, and where they go.
+fn old_database(dir: &DataDir, server: &DataDir) -> Vec<(PathBuf, PathBuf)> {
+    let file = |dir: &DataDir| DatabaseUrl::within(dir.path()).file();
+    let (Some(from), Some(to)) = (file(dir), file(server)) else {
+        return Vec::new();
+    };
+    let of = |path: &Path, suffix| {
+        let mut path = path.as_os_str().to_owned();
+        path.push(suffix);
+        PathBuf::from(path)
+    };
+    let files = OF_SQLITE.iter();
+    files.map(|suffix| (of(&from, suffix), of(&to, suffix))).collect()
+}
+
+/// Moves the database that was in the data directory, which has hashes of keys and sealed secrets, to that of the server.
+fn move_old_database(dir: &DataDir, server: &DataDir) -> Result<()> {
+    let files = old_database(dir, server);
+    let Some((from, to)) = files.first() else {
+        return Ok(());
+    };
+    if from.exists() {
+        // An earlier version may have copied it to PostgreSQL.
+        database::mark_moved(to)?;
+    }
+    for (from, to) in &files {
+        files::move_file(from, to).with_context(|| format!("move {}", from.display()))?;
+    }
+    database::unmark_moved(from)
 }

@@ -26,7 +26,7 @@ use crate::doctor;
 use crate::parts::Parts;
 use crate::runtimes::{self, BLOCKING_BOUND};
 use crate::signals::Signals;
-use crate::{harden, node_files, node_identity, output, template, up_with};
+use crate::{database, harden, node_files, node_identity, output, template, up_with};
 
 /// Runs the platform until a signal ends it.
 ///
@@ -40,6 +40,7 @@ pub(crate) fn run(settings: &Config, with: &[String]) -> Result<ExitCode> {
     harden::harden()?;
     let dir = DataDir::prepare(&settings.data_dir)?;
     node_files::require(&dir, node_files::Role::Platform)?;
+    database::require_current(settings)?;
     let lock = dir.lock()?;
     let identity = node_identity::load(&dir, &lock, settings.has_own_database())?;
     let runtime = runtimes::serving()?;

@@ -15,6 +15,7 @@ mod platform;
 mod postgres;
 #[cfg(target_arch = "x86_64")]
 mod spawner;
+mod split;
 mod usage;
 
 use std::path::{Path, PathBuf};

@@ -82,6 +82,8 @@ pub(crate) struct ServedNode {
     pub(crate) changed: Notify,
     /// Cancelled when the session is over.
     pub(crate) over: CancellationToken,
+    /// Whether it is a process of its own, whose next session begins with asking what there is. That of `ringfence up` has one session.
+    pub(crate) is_apart: bool,
     /// Held for as long as anything refers to the session.
     pub(crate) _in_use: TaskTrackerToken,
 }
@@ -124,6 +126,11 @@ impl ServedNode {
     /// Id of the node.
     pub(crate) fn id(&self) -> &NodeId {
         self.rows.node()
+    }
+
+    /// What ends its session, if another one follows.
+    pub(crate) fn session_to_end(&self) -> Option<&CancellationToken> {
+        self.is_apart.then_some(&self.over)
     }
 
     /// How many of these layers it is not known to have.

@@ -270,6 +270,7 @@ impl NodeSessions {
             writes_processes: session.capabilities.writes_processes,
             keeps_deadlines: session.capabilities.keeps_deadlines,
             makes_parcels: session.capabilities.makes_parcels,
+            is_apart: true,
         };
         let node = keeper.session(lease.rows().clone(), api, can, session.over.clone(), &uses);
         let taken = async {

@@ -69,7 +69,7 @@ pub(crate) struct NodeKeeper {
     pub(crate) writing: Mutex<Option<Arc<DropGuard>>>,
 }
 
-/// What a node can do.
+/// What a node can do, and how it does it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeCan {
     /// Whether it can write processes to disk.
@@ -78,6 +78,8 @@ pub(crate) struct NodeCan {
     pub(crate) keeps_deadlines: bool,
     /// Whether it makes parcels of paused sandboxes, and sandboxes of parcels.
     pub(crate) makes_parcels: bool,
+    /// Whether it is a process of its own.
+    pub(crate) is_apart: bool,
 }
 
 /// The sandboxes of a node that is not served: they count in the quotas of their teams until this is dropped.
@@ -125,6 +127,7 @@ impl NodeKeeper {
             draining_us: AtomicI64::new(0),
             changed: Notify::new(),
             over,
+            is_apart: can.is_apart,
             _in_use: uses.token(),
         })
     }

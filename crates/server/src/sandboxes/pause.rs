@@ -256,7 +256,7 @@ impl Sandboxes {
             keep,
             is_written_next,
         };
-        let paused = within(bound(keep), node.handle.pause(request, cancel)).await?;
+        let paused = within_session(bound(keep), node.session_to_end(), node.handle.pause(request, cancel)).await?;
         Ok(PausedSandbox {
             disk_bytes: kept_bytes(paused.disk_bytes),
             ..paused
@@ -538,5 +538,49 @@ pub(super) async fn within<T>(
     match tokio::time::timeout(bound, answer).await {
         Ok(answer) => answer,
         Err(elapsed) => Err(NodeError::Unreachable(Failure::of(&elapsed))),
+    }
+}
+
+/// The answer of a node to a pause or a resume, as [`within`]. Without one only the node knows what became of it, so its `session`
+/// ends, if it is one that another follows: see [`is_unknown`].
+pub(super) async fn within_session<T>(
+    bound: Duration,
+    session: Option<&CancellationToken>,
+    answer: impl Future<Output = Result<T, NodeError>>,
+) -> Result<T, NodeError> {
+    let mut is_answered = false;
+    let answered = within(bound, async {
+        let answer = answer.await;
+        is_answered = true;
+        answer
+    });
+    let answered = answered.await;
+    if let Some(session) = session.filter(|_| !is_answered) {
+        tracing::warn!("whether a sandbox was paused or resumed is unknown: no answer within {bound:?}");
+        session.cancel();
+    }
+    answered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node that is asked by its next session is asked; the one that has no other session goes on with this one.
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_without_an_answer_in_time_ends_the_session_that_another_follows() {
+        let session = CancellationToken::new();
+        let answered = within_session(NODE_TIMEOUT, Some(&session), async { Ok(7) }).await;
+        assert_eq!((answered, session.is_cancelled()), (Ok(7), false));
+        let refused = within_session(NODE_TIMEOUT, Some(&session), async { Err::<(), _>(NodeError::Away) }).await;
+        assert_eq!((refused, session.is_cancelled()), (Err(NodeError::Away), false));
+        let alone = within_session(NODE_TIMEOUT, None, std::future::pending::<Result<(), NodeError>>()).await;
+        assert!(matches!(alone, Err(NodeError::Unreachable(_))), "{alone:?}");
+        let never = std::future::pending::<Result<(), NodeError>>();
+        let late = within_session(NODE_TIMEOUT, Some(&session), never).await;
+        assert!(
+            matches!(late, Err(NodeError::Unreachable(_))) && session.is_cancelled(),
+            "{late:?}"
+        );
     }
 }

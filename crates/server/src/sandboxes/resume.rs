@@ -15,7 +15,7 @@ use super::create::known_version;
 use super::deadline::Deadline;
 use super::entry::{Attempt, CountedAs, NotChanged, SandboxEntry, Turn};
 use super::lifecycle::to_json;
-use super::pause::{PauseError, bound, is_unknown, within};
+use super::pause::{PauseError, bound, is_unknown, within_session};
 use super::unrecorded::Unrecorded;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
@@ -405,7 +405,7 @@ impl Sandboxes {
             boot: restart.as_ref().map(|restart| restart.boot.clone()),
             deadline: self.node_deadline(node, row).await?,
         };
-        let resumed = within(bound(kept), node.handle.resume(request)).await;
+        let resumed = within_session(bound(kept), node.session_to_end(), node.handle.resume(request)).await;
         let resumed = resumed.map_err(|error| match error {
             NodeError::NotFound(_) if kept == Kept::Memory => PauseError::Gone,
             NodeError::Unsupported(why) => PauseError::Unsupported(why),

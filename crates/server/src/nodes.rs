@@ -341,6 +341,16 @@ impl Nodes {
         self.state.read().remembered.contains(id)
     }
 
+    /// The nodes that were forgotten and are expected for their sandboxes.
+    pub(crate) fn remembered(&self) -> Vec<NodeId> {
+        self.state.read().remembered.iter().cloned().collect()
+    }
+
+    /// Whether a node that is not served is expected, and no sandbox is on it.
+    pub(crate) fn is_without_sandboxes(&self, id: &NodeId) -> bool {
+        self.state.read().absent.get(id).is_some_and(HashSet::is_empty)
+    }
+
     /// Notes that a sandbox is on a node no more that is not served.
     pub(crate) fn note_left(&self, id: &NodeId, sandbox: &SandboxId) {
         if let Some(sandboxes) = self.state.write().absent.get_mut(id) {

@@ -152,15 +152,38 @@ impl NodeSessions {
     }
 
     /// Has what is left of forgotten nodes be removed, if the server that was to do that is gone. One server of those that are
-    /// there does it.
+    /// there does it. What is kept of them can be resumed at each.
     async fn look_for_forgotten(&self, others: &OtherServers) -> Result<(), StoreError> {
-        let store = self.members.store();
+        let (store, nodes) = (self.members.store(), &self.keeper.nodes);
         let now_us = store.lease_time_us(self.keeper.clock.now_us()).await?;
         let left = store.forgotten_node_list(now_us).await?;
         if left.iter().any(|id| others.is_home_of(id.as_str())) {
             self.members.note_ended();
         }
+        for id in self.kept_of_forgotten(now_us).await? {
+            let is_let_go = nodes.is_without_session(&id) && !self.members.hub().has_session(&id);
+            if is_let_go && !nodes.is_remembered(&id) {
+                nodes.remember(&id);
+                self.hold(&id).await?;
+            }
+        }
+        for id in nodes.remembered() {
+            if store.node_by_id(&id).await?.is_none() {
+                // Its last sandbox has moved, and another server has removed what was left.
+                nodes.forget(&id);
+                self.held.lock().remove(&id);
+            }
+        }
         Ok(())
+    }
+
+    /// The forgotten nodes without a lease of which nothing is to be removed, because the blob store has what is kept of all their
+    /// sandboxes. Their leases are left alone: whoever brings a sandbox to another node relies on that no lease is acquired meanwhile.
+    async fn kept_of_forgotten(&self, now_us: i64) -> Result<Vec<NodeId>, StoreError> {
+        if self.keeper.sandboxes.parcels.is_none() {
+            return Ok(Vec::new());
+        }
+        self.members.store().forgotten_node_list_kept(now_us).await
     }
 
     /// Looks around again and again.
@@ -338,6 +361,11 @@ impl NodeSessions {
             if !self.keeper.nodes.is_without_session(id) {
                 // It may have been taken over meanwhile, and counts by itself.
                 self.held.lock().remove(id);
+            } else if self.others.is_none()
+                && self.keeper.nodes.is_remembered(id)
+                && self.keeper.nodes.is_without_sandboxes(id)
+            {
+                self.members.note_ended();
             }
         }
     }
@@ -359,9 +387,10 @@ impl NodeSessions {
             if let Err(error) = self.settle(&node.id, &node.name).await {
                 tracing::error!(node.id = %node.id, error = %Chain(&error), "cannot remove what a forgotten node had");
             }
-            self.held.lock().remove(&node.id);
             if self.keeper.nodes.is_remembered(&node.id) {
                 self.hold_anyway(&node.id).await;
+            } else {
+                self.held.lock().remove(&node.id);
             }
         }
     }
@@ -375,6 +404,10 @@ impl NodeSessions {
         };
         if is_of_another(row.lease.as_ref(), &self.owner) && row.is_leased(now_us) {
             // That server lets go of it, and does this.
+            return Ok(());
+        }
+        if self.kept_of_forgotten(now_us).await?.contains(id) {
+            self.keeper.nodes.remember(id);
             return Ok(());
         }
         let identity = NodeIdentity {

@@ -14,6 +14,15 @@ use crate::statement::InTransaction as _;
 /// How long tokens are remembered that have expired or were used, for clear errors, in microseconds.
 const REMEMBERED_US: i64 = 7 * 24 * 60 * 60 * 1_000_000;
 
+/// The condition on a node `n` that it has sandboxes, and that each of them is paused with a current copy in the blob store.
+macro_rules! has_copies_alone {
+    () => {
+        "(EXISTS (SELECT 1 FROM sandboxes b WHERE b.node_id = n.id AND b.state <> 'gone') \
+         AND NOT EXISTS (SELECT 1 FROM sandboxes b WHERE b.node_id = n.id AND b.state <> 'gone' \
+         AND (CASE WHEN b.state = 'paused' AND b.kept <> 'memory' AND b.parcel_run = b.execution_id THEN 1 ELSE 0 END) = 0))"
+    };
+}
+
 /// A node that has joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinedNode {
@@ -229,17 +238,36 @@ impl Store {
         Ok(changed > 0)
     }
 
-    /// The nodes that were forgotten and still have rows which no server has the lease of, at `now_us` of the time of leases.
+    /// The nodes that were forgotten and still have rows which are to be removed, and no server has the lease of, at `now_us` of the
+    /// time of leases: those of [`Self::forgotten_node_list_kept`] have none.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn forgotten_node_list(&self, now_us: i64) -> Result<Vec<NodeId>, StoreError> {
-        let query = sqlx::query(
+        let query = sqlx::query(concat!(
             "SELECT j.id AS value FROM joined_nodes j JOIN nodes n ON n.id = j.id \
-             WHERE j.forgotten_us IS NOT NULL AND (n.lease_owner IS NULL OR n.lease_until_us <= $1) ORDER BY j.id",
-        )
+             WHERE j.forgotten_us IS NOT NULL AND (n.lease_owner IS NULL OR n.lease_until_us <= $1) AND NOT ",
+            has_copies_alone!(),
+            " ORDER BY j.id"
+        ))
         .bind(now_us);
         self.db.read_all("list what is left of forgotten nodes", query).await
+    }
+
+    /// The nodes that were forgotten and have paused sandboxes alone, each with a current copy in the blob store, from where other nodes
+    /// go on with them. No server has their lease at `now_us` of the time of leases.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn forgotten_node_list_kept(&self, now_us: i64) -> Result<Vec<NodeId>, StoreError> {
+        let query = sqlx::query(concat!(
+            "SELECT j.id AS value FROM joined_nodes j JOIN nodes n ON n.id = j.id \
+             WHERE j.forgotten_us IS NOT NULL AND (n.lease_owner IS NULL OR n.lease_until_us <= $1) AND ",
+            has_copies_alone!(),
+            " ORDER BY j.id"
+        ))
+        .bind(now_us);
+        self.db.read_all("list what is kept of forgotten nodes", query).await
     }
 
     /// Has a node get no new sandboxes from now on, and returns since when that is: a node that drains already goes on as it did.

@@ -266,7 +266,8 @@ impl Sandboxes {
         if !self.nodes.is_without_session(&node) {
             return Ok(self.tracked.registry.get(id));
         }
-        if is_of_another(lease.lease.as_ref(), &parcels.owner) && lease.is_leased(self.clock.now_us()) {
+        let now_us = self.store().lease_time_us(self.clock.now_us()).await?;
+        if is_of_another(lease.lease.as_ref(), &parcels.owner) && lease.is_leased(now_us) {
             // That server has it, or its lease has not ended yet.
             return Ok(None);
         }

@@ -116,6 +116,7 @@ const CASES: &[(&str, Case)] = cases![
     servers::limits_hold_for_all_that_insert_at_the_same_time,
     parcels::a_copy_is_that_of_one_pause,
     parcels::a_sandbox_moves_once_and_never_behind_a_takeover,
+    parcels::a_forgotten_node_whose_sandboxes_have_copies_is_left_alone,
     nodes::a_lease_has_one_owner,
     nodes::one_of_many_concurrent_requests_acquires_a_lease,
     nodes::rows_can_only_be_changed_by_their_node,

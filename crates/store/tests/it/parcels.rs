@@ -9,7 +9,7 @@ use store::sandboxes::{Leaving, Move, Pause, Resumption, SandboxRow};
 use crate::database::Database;
 use crate::nodes::lease_request;
 use crate::samples::{node_id, sandbox, sandbox_id, team, uuid};
-use crate::servers::taken;
+use crate::servers::{join, taken};
 
 async fn paused(rows: &NodeRows, number: u32) -> SandboxRow {
     let new = sandbox(number, 1);
@@ -178,5 +178,38 @@ pub(crate) async fn a_sandbox_moves_once_and_never_behind_a_takeover(db: Databas
         panic!("the lease is free");
     };
     assert_eq!(store.of_node(node_id(8), epoch).sandbox_list_live().await.unwrap(), []);
+    store.close().await;
+}
+
+pub(crate) async fn a_forgotten_node_whose_sandboxes_have_copies_is_left_alone(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    join(&store, 7).await;
+    let (from, to) = (taken(&store, 7, 1).await, taken(&store, 8, 1).await);
+    let rows = [paused(&from, 1).await, paused(&from, 2).await];
+    let packed = async |row: &SandboxRow| from.sandbox_packed(&row.id, &row.execution_id, "p1").await.unwrap();
+    assert!(packed(&rows[0]).await);
+    let free_us = lease_request(7, 1, 100).lease.until_us;
+    let listed = async |now_us| {
+        let left = store.forgotten_node_list(now_us).await.unwrap();
+        (left, store.forgotten_node_list_kept(now_us).await.unwrap())
+    };
+    assert_eq!(listed(free_us).await, (vec![], vec![]));
+    assert!(store.joined_node_forget(&node_id(7), 170).await.unwrap());
+    // One of two has a copy.
+    assert_eq!(listed(free_us - 1).await, (vec![], vec![]));
+    assert_eq!(listed(free_us).await, (vec![node_id(7)], vec![]));
+    assert!(packed(&rows[1]).await);
+    assert_eq!(listed(free_us - 1).await, (vec![], vec![]));
+    assert_eq!(listed(free_us).await, (vec![], vec![node_id(7)]));
+    // Once the last has moved, what is left of the node is removed.
+    for (row, left) in rows
+        .iter()
+        .zip([(vec![], vec![node_id(7)]), (vec![node_id(7)], vec![])])
+    {
+        let held = Leaving::Held(&from);
+        assert!(to.sandbox_take(moved(row), &held).await.unwrap().is_some());
+        assert_eq!(listed(free_us).await, left);
+    }
     store.close().await;
 }

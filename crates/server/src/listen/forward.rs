@@ -149,6 +149,10 @@ impl Gateway {
                     && self.services.sandboxes.parcels.is_some()
                     && is_short(&request) =>
             {
+                let Some(_turn) = self.may_hold_body(&request).await else {
+                    // As where there is no other server.
+                    return Err(request);
+                };
                 return Ok(Box::pin(self.resume_anywhere(forwarding, request, client)).await);
             }
             Location::Here | Location::Away => return Err(request),
@@ -177,8 +181,8 @@ impl Gateway {
         Ok(response)
     }
 
-    /// Whether the body of a create request may be held before the request is answered: its client is known, or few others do that
-    /// sign theirs, whose signature is that of the body.
+    /// Whether the body of a request that creates or resumes a sandbox may be held before the request is answered: its client is
+    /// known, or few others do that sign theirs, whose signature is that of the body.
     async fn may_hold_body(&self, request: &Request<ClientBody>) -> Option<Option<OwnedSemaphorePermit>> {
         if self.known_team(request).await.is_some() {
             return Some(None);

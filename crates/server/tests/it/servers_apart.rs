@@ -1,13 +1,16 @@
 //! Two servers on one database that know little of each other: with wrong clocks, with names for each other's templates, with
 //! clients that are not known yet, and with what one has left when it died.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use blobs::{Blobs, S3Settings};
 use bytes::Bytes;
 use model::lifecycle::State;
+use model::secret::Secret;
 use serde_json::json;
 use server::clock::Clock;
-use server::settings::ServerSettings;
+use server::settings::{BlobSettings, ServerSettings};
 use store::Store;
 use store::builds::{BuildRow, BuildStatus};
 use store::nodes::{Lease, LeaseOutcome, LeaseRequest};
@@ -16,7 +19,7 @@ use testkit::node::Behaviour;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::platform::{KEY, host, pause, send, within};
+use crate::platform::{KEY, host, open, pause, send, within};
 use crate::postgres;
 use crate::servers::{Two, two, two_on};
 use crate::several::{Several, has};
@@ -83,10 +86,10 @@ async fn two_together() -> Two {
 }
 
 /// Sends the head of a request whose body does not come, and returns the first line of the answer.
-async fn first_line(server: &Several, key: &str) -> String {
+async fn first_line(server: &Several, path: &str, key: &str) -> String {
     let mut tcp = TcpStream::connect(server.addr).await.expect("connect");
     let head = format!(
-        "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
     );
     tcp.write_all(head.as_bytes()).await.expect("written");
     let mut answer = vec![0; 4096];
@@ -100,12 +103,16 @@ async fn what_a_client_without_a_key_sends_is_not_read() {
     let two = two_together().await;
     let unknown = format!("X-API-Key: e2b_{}\r\n", "0".repeat(40));
     for key in ["", "X-API-Key: x\r\n", &unknown] {
-        let line = within(first_line(&two.servers[0], key)).await;
+        let line = within(first_line(&two.servers[0], "/sandboxes", key)).await;
         assert_eq!(line, "HTTP/1.1 401 Unauthorized", "{key:?}");
     }
     // One that is known may take its time.
     let known = format!("X-API-Key: {KEY}\r\n");
-    let waiting = tokio::time::timeout(Duration::from_millis(500), first_line(&two.servers[0], &known)).await;
+    let waiting = tokio::time::timeout(
+        Duration::from_millis(500),
+        first_line(&two.servers[0], "/sandboxes", &known),
+    )
+    .await;
     assert!(waiting.is_err(), "{waiting:?}");
     two.close().await;
 }
@@ -227,4 +234,69 @@ async fn a_forgotten_node_is_settled_by_any_server() {
     assert_eq!(one.call("GET", &format!("/sandboxes/{}", ids[1]), "").await.status, 404);
     drop(of_one);
     one.close().await;
+}
+
+/// Settings with a blob store that nobody reaches.
+fn with_copies(settings: &mut ServerSettings) {
+    let directory = settings.builds.directory.clone().expect("a directory");
+    let store = Blobs::open(&S3Settings {
+        bucket: "copies".to_owned(),
+        endpoint: Some("http://127.0.0.1:9".to_owned()),
+        region: "us-east-1".to_owned(),
+        prefix: String::new(),
+        access_key_id: "a".to_owned(),
+        secret_access_key: Secret::new("b".to_owned()),
+        allow_http: true,
+        path_style: true,
+        authority: None,
+        journal: directory.join("journal"),
+    });
+    settings.pause.copies = true;
+    settings.blobs = Some(BlobSettings {
+        store: Arc::new(store.expect("a client")),
+        owner: "a database".to_owned(),
+        cache_bytes: None,
+        grace_s: 3600,
+    });
+}
+
+/// Whoever brings a sandbox to another node relies on that nobody acquires the lease of the one that has it.
+#[tokio::test]
+async fn what_is_kept_of_a_forgotten_node_stays_and_its_lease_is_left_alone() {
+    let directory = TempDir::new().expect("a directory");
+    let store = open(directory.path()).await;
+    let two = two_on([store.clone(), store.clone()], directory, [with_copies, with_copies]).await;
+    let ids = two.one_of_each().await;
+    let id = &ids[1];
+    let row = async || store.sandbox_by_id(id).await.expect("a database").expect("a row");
+    let path = format!("/sandboxes/{id}/pause");
+    let paused = two.servers[1].call("POST", &path, r#"{"memory":false}"#).await;
+    assert_eq!(paused.status, 204, "{paused:?}");
+    let node = two.connected[1].credentials.node().expect("an id");
+    let lease = async || store.node_by_id(&node).await.expect("a database").expect("a row");
+    let rows = store.of_node(node.clone(), lease().await.epoch);
+    let packed = rows.sandbox_packed(id, &row().await.execution_id, "p1").await;
+    assert!(packed.expect("a database"));
+    // The others on that node have no copy, and are lost.
+    assert!(store.joined_node_forget(&node, 1).await.expect("a database"));
+    let is_let_go = async || {
+        let live = rows.sandbox_list_live().await.expect("a database");
+        live.len() == 1 && lease().await.lease.is_none()
+    };
+    within(async { while !is_let_go().await {} }).await;
+    let epoch = lease().await.epoch;
+    // Longer than the servers look around, twice each.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!((lease().await.epoch, row().await.state), (epoch, State::Paused));
+
+    // It is at no server, and what a client without a key sends about it is not read either.
+    let path = format!("/sandboxes/{id}/connect");
+    for server in &two.servers {
+        let unknown = format!("X-API-Key: e2b_{}\r\n", "0".repeat(40));
+        for key in ["", &unknown] {
+            let line = within(first_line(server, &path, key)).await;
+            assert_eq!(line, "HTTP/1.1 401 Unauthorized", "{key:?}");
+        }
+    }
+    two.close().await;
 }

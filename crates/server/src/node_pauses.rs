@@ -132,8 +132,15 @@ pub(crate) async fn ask(store: &Store, clock: &Clock, id: &NodeId) -> Result<(u6
         }
         let is_begun = pause.begun_us.is_some();
         if !is_begun && since.elapsed() > BEGIN_BOUND {
+            // Nobody waits for it from here on. What others have asked for since is theirs.
+            if pause.asked_us == asked_us && !store.node_pause_withdraw(id, asked_us).await? {
+                // It has begun meanwhile, or is another one by now.
+                tokio::time::sleep(LOOK).await;
+                continue;
+            }
+            let now_us = store.lease_time_us(clock.now_us()).await?;
             let row = store.node_by_id(id).await?;
-            let is_leased = row.is_some_and(|row| row.is_leased(clock.now_us()));
+            let is_leased = row.is_some_and(|row| row.is_leased(now_us));
             return Err(if is_leased {
                 NodePauseError::NotBegun
             } else {

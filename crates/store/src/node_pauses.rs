@@ -84,6 +84,25 @@ impl Store {
         Ok(changed > 0)
     }
 
+    /// Withdraws the pause that was asked for at `asked_us`. `false` when it has begun, another one was asked for since, or the drain was
+    /// ended.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_pause_withdraw(&self, id: &NodeId, asked_us: i64) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "UPDATE joined_nodes SET pause_asked_us = NULL \
+             WHERE id = $1 AND pause_asked_us = $2 AND pause_begun_us IS NULL",
+        )
+        .bind(id.as_str())
+        .bind(asked_us);
+        let changed = self
+            .db
+            .write("joined node", "withdraw a pause on a node", query)
+            .await?;
+        Ok(changed > 0)
+    }
+
     /// Notes what became of the pause that was asked for at `asked_us`.
     ///
     /// # Errors

@@ -182,10 +182,17 @@ async fn pause_node(State(known): State<Known>, Path(id): Path<String>) -> Resul
         ));
     }
     let sandboxes = Arc::clone(&known.sandboxes);
-    let paused = known
-        .sandboxes
-        .on_own_task(async move { sandboxes.keep_all_of(&node).await });
-    let (paused, failed) = paused.await.ok_or_else(stopping)?;
+    let paused = known.sandboxes.on_own_task(async move {
+        let (paused, failed) = sandboxes.keep_all_of(&node).await;
+        (paused, failed, node.is_draining())
+    });
+    let (paused, failed, is_draining) = paused.await.ok_or_else(stopping)?;
+    if !is_draining {
+        return Err(ErrorResponse(
+            StatusCode::CONFLICT,
+            format!("node {id} does not drain any more: {paused} of its sandboxes were paused, and the others run on"),
+        ));
+    }
     tracing::info!(node.id = id, paused, failed, "paused what was left on a draining node");
     Ok(Json(OperatorPaused {
         paused: paused as u64,

@@ -49,15 +49,17 @@ impl Sandboxes {
         keeping.await;
     }
 
-    /// Keeps on disk whatever a node has, as [`Self::keep_all`] does, and returns how many of its sandboxes are kept there since, and
-    /// how many are not.
+    /// Keeps on disk whatever a draining node has, as [`Self::keep_all`] does, and returns how many of its sandboxes are kept there
+    /// since, and how many are not. Once the node does not drain any more, nothing else is paused.
     pub(crate) async fn keep_all_of(self: &Arc<Self>, node: &Arc<ServedNode>) -> (usize, usize) {
         let mut entries = self.tracked.registry.all_present();
         entries.retain(|entry| Arc::ptr_eq(&entry.node, node));
         entries.retain(|entry| entry.state() != State::Paused || entry.is_in_memory());
         let keeping = stream::iter(entries)
             .map(|entry| async move {
-                self.keep_on_disk(&entry, PauseReason::Drain).await;
+                if node.is_draining() {
+                    self.keep_on_disk(&entry, PauseReason::Drain).await;
+                }
                 (entry.state(), entry.is_in_memory())
             })
             .buffer_unordered(AT_ONCE);

@@ -8,6 +8,7 @@ use server::settings::PoolSettings;
 use sqlx::Connection as _;
 use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
+use tokio_util::sync::CancellationToken;
 
 use crate::builds::text;
 use crate::platform::{Reply, open, pause, seed, within};
@@ -217,6 +218,46 @@ async fn what_is_left_is_paused_on_disk() {
     *node.pause_to_disk.lock() = Behaviour::Fails;
     let (_, paused) = several.operator("POST", &path, "").await;
     assert_eq!((&paused["paused"], &paused["failed"]), (&json!(0), &json!(2)));
+    several.close().await;
+}
+
+#[tokio::test]
+async fn a_drain_that_is_ended_pauses_no_more() {
+    let several = Several::start().await;
+    let node = FakeNode::new();
+    let _connected = several.join(&node).await;
+    let mut created = Vec::new();
+    for _ in 0..10 {
+        created.push(several.created().await);
+    }
+    let id = ids(&several).await.swap_remove(0);
+    let path = format!("/nodes/{id}/pause");
+    change(&several, &id, "draining").await;
+    *node.pause_to_disk.lock() = Behaviour::Waits;
+    let done = CancellationToken::new();
+    let pausing = async {
+        let answer = several.operator("POST", &path, "").await;
+        done.cancel();
+        answer
+    };
+    let ending = async {
+        node.waiting.notified().await;
+        change(&several, &id, "ready").await;
+        *node.pause_to_disk.lock() = Behaviour::Works;
+        // Those that were begun, of which eight are at the same time.
+        while !done.is_cancelled() {
+            node.go.notify_waiters();
+            pause().await;
+        }
+    };
+    let ((status, paused), ()) = tokio::join!(within(pausing), within(ending));
+    assert_eq!(status, 409, "{paused}");
+    let mut running = 0;
+    for id in &created {
+        let shown = several.call("GET", &format!("/sandboxes/{id}"), "").await;
+        running += usize::from(shown.json["state"] == "running");
+    }
+    assert_eq!(running, 2);
     several.close().await;
 }
 

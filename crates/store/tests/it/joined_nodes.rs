@@ -156,7 +156,14 @@ pub(crate) async fn a_drain_lasts_until_it_is_ended(db: Database) {
         outcome,
     };
     assert_eq!(store.node_pause_list().await.unwrap(), [pause(None, None)]);
+    // One that nobody waits for any more is not begun, and one that has begun goes on.
+    assert!(!store.node_pause_withdraw(&node_id(7), 75).await.unwrap());
+    assert!(store.node_pause_withdraw(&node_id(7), 77).await.unwrap());
+    assert_eq!(store.node_pause_list().await.unwrap(), []);
+    assert!(!store.node_pause_begin(&node_id(7), 77, 79).await.unwrap());
+    store.node_pause_ask(&node_id(7), 77).await.unwrap().unwrap();
     assert!(store.node_pause_begin(&node_id(7), 77, 79).await.unwrap());
+    assert!(!store.node_pause_withdraw(&node_id(7), 77).await.unwrap());
     assert_eq!(store.node_pause_list().await.unwrap(), [pause(Some(79), None)]);
     store.node_pause_end(&node_id(7), 77, (2, 0)).await.unwrap();
     assert_eq!(store.node_pause_list().await.unwrap(), [pause(Some(79), Some((2, 0)))]);

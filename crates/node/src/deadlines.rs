@@ -243,9 +243,9 @@ impl Deadlines {
         }
     }
 
-    /// Takes what is overdue; something is done about each from here on. Empty, with how long to wait, while there is nothing to
-    /// do; without a time until something changes.
-    pub(crate) fn take_overdue(&self) -> Result<Vec<Due>, Option<Duration>> {
+    /// Takes what is overdue, `most` at a time; something is done about each from here on. Empty, with how long to wait, while there is
+    /// nothing to do; without a time until something changes. A server that comes back waits until what was taken is noted.
+    pub(crate) fn take_overdue(&self, most: usize) -> Result<Vec<Due>, Option<Duration>> {
         let notes = self.notes.lock();
         let mut state = self.state.lock();
         let now = now();
@@ -255,7 +255,7 @@ impl Deadlines {
             Next::Act => {}
         }
         state.has_acted = true;
-        let due = state.queue.take(now, now_us());
+        let due = state.queue.take(now, now_us(), most);
         let begun: Vec<_> = due
             .iter()
             .filter_map(|due| state.queue.note(&due.id).cloned())
@@ -351,15 +351,15 @@ mod tests {
         let_time_pass(&deadlines);
         // It is there first, and nothing of the session that it goes on with was taken over.
         assert!(!deadlines.hold(true));
-        assert_eq!(deadlines.take_overdue(), Err(None));
+        assert_eq!(deadlines.take_overdue(100), Err(None));
         deadlines.lose();
         assert_eq!(deadlines.state.lock().service, Service::Alone(Duration::ZERO));
         assert!(!deadlines.hold(false));
         deadlines.take_over(&told, &HashSet::new());
         let_time_pass(&deadlines);
-        assert_eq!(deadlines.take_overdue(), Err(None));
+        assert_eq!(deadlines.take_overdue(100), Err(None));
         deadlines.lose();
-        assert!(deadlines.take_overdue().is_err_and(|wait| wait.is_some()));
+        assert!(deadlines.take_overdue(100).is_err_and(|wait| wait.is_some()));
         // A takeover that comes to its end after the connection is none.
         deadlines.take_over(&told, &HashSet::new());
         let_time_pass(&deadlines);
@@ -370,7 +370,7 @@ mod tests {
         deadlines.lose();
         // The node is there first. The deadline is not changed any more.
         deadlines.state.lock().service = Service::Alone(Duration::ZERO);
-        assert_eq!(deadlines.take_overdue().unwrap().len(), 1);
+        assert_eq!(deadlines.take_overdue(100).unwrap().len(), 1);
         assert!(deadlines.hold(true) && deadlines.has_acted());
         assert!(!deadlines.set(&id("a"), deadline(Duration::from_secs(60), Overdue::End)));
         deadlines.done(&id("a"), None);
@@ -426,7 +426,7 @@ mod tests {
         let_time_pass(&deadlines);
         assert!(deadlines.set(&id("runs"), deadline(hour, Overdue::End)));
         deadlines.ended(&id("gone"));
-        assert_eq!(deadlines.take_overdue().unwrap().len(), 2);
+        assert_eq!(deadlines.take_overdue(100).unwrap().len(), 2);
         deadlines.done(&id("paused"), Some(4096));
         // Both would be another's, who has nothing to say about what the node has begun.
         deadlines.ended(&id("ended"));
@@ -455,7 +455,7 @@ mod tests {
         let deadlines = alone(dir.path());
         assert!(deadlines.set(&id("a"), deadline(Duration::ZERO, Overdue::End)));
         let_time_pass(&deadlines);
-        assert_eq!(deadlines.take_overdue().unwrap().len(), 1);
+        assert_eq!(deadlines.take_overdue(100).unwrap().len(), 1);
         assert!(deadlines.set(&id("b"), deadline(Duration::ZERO, Overdue::End)));
         for name in ["a", "b"] {
             let path = dir.path().join(name);
@@ -465,7 +465,7 @@ mod tests {
         }
         let deadlines = alone(dir.path());
         assert_eq!(deadlines.acted().len(), 1);
-        assert_eq!(deadlines.take_overdue(), Err(None));
+        assert_eq!(deadlines.take_overdue(100), Err(None));
         assert!(!dir.path().join("b").exists());
     }
 }

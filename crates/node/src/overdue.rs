@@ -11,7 +11,7 @@ use std::time::Duration;
 use model::id::SandboxId;
 use model::lifecycle::Kept;
 use protocol::node::{Expired, ExpiredSandbox, NodeError, Overdue, PauseSandbox, PausedSandbox, Wanted, WantedState};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -38,31 +38,28 @@ enum Found {
 pub(crate) async fn enforce(shared: Arc<Shared>, tasks: TaskTracker, deadlines: Arc<Deadlines>) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
+        // What would have to wait for its turn is left: a server that comes back meanwhile finds it not begun, and acts itself.
+        let Some(free) = free_places(&places, &shared).await else {
+            return;
+        };
         let changed = deadlines.changed();
-        let looking = Arc::clone(&deadlines);
-        let looked = blocking(move || looking.take_overdue()).await;
+        let (looking, most) = (Arc::clone(&deadlines), free.len());
+        let looked = blocking(move || looking.take_overdue(most)).await;
         if shared.stop.is_cancelled() {
             // What was taken is looked at again by the next node of this process.
             return;
         }
         match looked {
             Ok(Ok(due)) => {
-                for due in due {
+                for (due, place) in due.into_iter().zip(free) {
                     let acting = Acting {
                         shared: Arc::clone(&shared),
                         tasks: tasks.clone(),
                         deadlines: Arc::clone(&deadlines),
                     };
-                    let places = Arc::clone(&places);
                     tasks.spawn(async move {
-                        tokio::select! {
-                            biased;
-                            () = acting.shared.stop.cancelled() => {}
-                            place = places.acquire() => {
-                                acting.act(due).await;
-                                drop(place);
-                            }
-                        }
+                        acting.act(due).await;
+                        drop(place);
                     });
                 }
             }
@@ -77,6 +74,20 @@ pub(crate) async fn enforce(shared: Arc<Shared>, tasks: TaskTracker, deadlines: 
             }
         }
     }
+}
+
+/// All places that are free, once there is one; none when the node lets go of its sandboxes.
+async fn free_places(places: &Arc<Semaphore>, shared: &Shared) -> Option<Vec<OwnedSemaphorePermit>> {
+    let first = tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => return None,
+        first = Arc::clone(places).acquire_owned() => first.ok()?,
+    };
+    let mut free = vec![first];
+    while let Ok(place) = Arc::clone(places).try_acquire_owned() {
+        free.push(place);
+    }
+    Some(free)
 }
 
 async fn until(wait: Option<Duration>) {

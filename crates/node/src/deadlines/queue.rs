@@ -186,10 +186,11 @@ impl Queue {
         }
     }
 
-    /// Takes every sandbox that is to be looked at now. Something is done about each from here on.
-    pub(super) fn take(&mut self, now: Now, at_us: i64) -> Vec<Due> {
+    /// Takes the first `most` sandboxes that are to be looked at now. Something is done about each from here on.
+    pub(super) fn take(&mut self, now: Now, at_us: i64, most: usize) -> Vec<Due> {
         let mut all = Vec::new();
-        while let Some((look, id)) = self.looks.first().cloned()
+        while all.len() < most
+            && let Some((look, id)) = self.looks.first().cloned()
             && look <= now.since_boot
         {
             self.unqueue(&id);
@@ -244,6 +245,7 @@ mod tests {
     use super::*;
 
     const S: Duration = Duration::from_secs(1);
+    const MANY: usize = 100;
 
     fn at(seconds: u32) -> Now {
         Now {
@@ -325,8 +327,8 @@ mod tests {
         queue.set(&id("gone"), note(1, Overdue::End));
         assert!(queue.remove(&id("gone")) && !queue.remove(&id("gone")));
         assert_eq!(queue.first(), Some(S * 5 + GRACE));
-        assert_eq!(queue.take(at(14), 1), []);
-        let due = queue.take(at(15), 1);
+        assert_eq!(queue.take(at(14), 1, MANY), []);
+        let due = queue.take(at(15), 1, MANY);
         let want = Due {
             id: id("early"),
             then: Overdue::Pause(Kept::Memory),
@@ -334,10 +336,10 @@ mod tests {
         };
         assert_eq!(due, [want]);
         assert!(queue.is_acting(&id("early")) && !queue.is_acting(&id("late")));
-        assert_eq!(queue.take(at(59), 2), []);
+        assert_eq!(queue.take(at(59), 2, MANY), []);
         assert_eq!(queue.done(&id("early"), Some(7)).unwrap().begun.unwrap().disk_bytes, 7);
         assert!(!queue.is_acting(&id("early")));
-        assert_eq!(queue.take(at(60), 3).len(), 1);
+        assert_eq!(queue.take(at(60), 3, MANY).len(), 1);
         let mut begun = queue.begun();
         begun.sort_by_key(|(_, _, begun)| begun.at_us);
         let begun: Vec<_> = begun.iter().map(|(id, _, begun)| (id.as_str(), begun.at_us)).collect();
@@ -348,13 +350,26 @@ mod tests {
     }
 
     #[test]
+    fn no_more_is_taken_than_is_wanted() {
+        let mut queue = Queue::default();
+        for (number, name) in (0..).zip(["a", "b", "c"]) {
+            queue.set(&id(name), note(number, Overdue::End));
+        }
+        let taken = |due: Vec<Due>| due.into_iter().map(|due| due.id.to_string()).collect::<Vec<_>>();
+        assert_eq!(taken(queue.take(at(60), 1, 0)), [""; 0]);
+        assert_eq!(taken(queue.take(at(60), 1, 2)), ["a", "b"]);
+        assert!(!queue.is_acting(&id("c")) && queue.begun().len() == 2);
+        assert_eq!(taken(queue.take(at(60), 2, 2)), ["c"]);
+    }
+
+    #[test]
     fn what_fails_is_tried_again_with_growing_pauses() {
         let mut queue = Queue::default();
         queue.set(&id("a"), note(0, Overdue::Pause(Kept::Memory)));
         let mut now = at(10);
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            assert_eq!(queue.take(now, 1).len(), 1);
+            assert_eq!(queue.take(now, 1, MANY).len(), 1);
             queue.retry(&id("a"), now);
             let look = queue.first().unwrap();
             pauses.push((look - now.since_boot).as_secs());
@@ -362,7 +377,7 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
         // What was interrupted is looked at again, and known to have been begun.
-        assert!(queue.take(now, 1)[0].was_begun);
+        assert!(queue.take(now, 1, MANY)[0].was_begun);
         assert_eq!(queue.first(), None);
         queue.interrupt(now);
         assert!(!queue.is_acting(&id("a")) && queue.first().is_some());

@@ -97,6 +97,15 @@ impl Engine {
         }
     }
 
+    /// The statement that bounds how long each statement waits for locks until the transaction ends, in a migration: what the running
+    /// servers ask for meanwhile waits behind it. SQLite's transaction has its only lock from the start.
+    pub(crate) fn migration_lock_bound(self) -> Option<&'static str> {
+        match self {
+            Self::Sqlite => None,
+            Self::Postgres => Some("SET LOCAL lock_timeout = '3s'"),
+        }
+    }
+
     /// The statement that keeps other migrations out until the transaction ends, with its argument. SQLite's write
     /// transaction does that by itself.
     pub(crate) fn migration_lock(self) -> Option<(&'static str, i64)> {
@@ -107,6 +116,14 @@ impl Engine {
     }
 }
 
+/// The code of PostgreSQL for a statement that has waited for a lock for as long as it may.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// Whether an error code means that a statement has waited for a lock for as long as it may.
+pub(crate) fn is_lock_code(code: &str) -> bool {
+    code == LOCK_NOT_AVAILABLE
+}
+
 /// Whether an error code means that the disk of the database is full: PostgreSQL's `disk_full`, SQLite's full (13), and
 /// its failure to grow its shared index, which has no other cause.
 pub(crate) fn is_full_code(code: &str) -> bool {
@@ -115,11 +132,14 @@ pub(crate) fn is_full_code(code: &str) -> bool {
 }
 
 /// Whether an error code is transient. PostgreSQL's have five characters: lost connections (08), rollback by
-/// concurrency (40), lack of resources (53), an administrator's intervention (57), and the end of a transaction whose next
-/// statement did not come (25P03). SQLite's are shorter numbers whose upper bits are details: busy (5), locked (6), I/O (10).
+/// concurrency (40), lack of resources (53), an administrator's intervention (57), the end of a transaction whose next
+/// statement did not come (25P03), and a lock that was waited for too long (55P03). SQLite's are shorter numbers whose upper
+/// bits are details: busy (5), locked (6), I/O (10).
 pub(crate) fn is_transient_code(code: &str) -> bool {
     if code.len() == 5 {
-        return code == "25P03" || ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class));
+        return code == "25P03"
+            || is_lock_code(code)
+            || ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class));
     }
     code.parse::<u32>().is_ok_and(|code| matches!(code & 0xff, 5 | 6 | 10))
 }

@@ -108,6 +108,11 @@ impl Failure {
         self.code.is_some()
     }
 
+    /// Whether a statement has waited for a lock for as long as it may.
+    pub(crate) fn is_of_lock(&self) -> bool {
+        self.code.as_deref().is_some_and(crate::dialect::is_lock_code)
+    }
+
     /// A failure with a reason of this crate, not of the driver.
     pub(crate) fn new(message: &str) -> Self {
         Self {

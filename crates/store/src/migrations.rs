@@ -2,12 +2,19 @@
 //!
 //! All missing steps run in one transaction under a lock: of several programs that start at the same time one migrates
 //! and the others find nothing to do, and a crash leaves either the old schema or the new one.
+//!
+//! A step needs tables for itself, for a moment, and waits for whoever reads them for long, such as a copy of the database. On
+//! PostgreSQL all statements of the running servers that come later wait behind it, so it waits for seconds, lets them go first, and
+//! tries again.
+
+use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use crate::db::Db;
 use crate::error::{StoreError, classify};
+use crate::row::{Columns, FromColumns};
 use crate::slug::free_slug;
 use crate::statement::{InTransaction as _, Transaction};
 
@@ -39,8 +46,65 @@ const STEPS: &[&str] = &[
 const WHAT: &str = "migrate the schema";
 const ROW: &str = "schema version";
 
+/// How often the steps are tried that have to wait for others.
+const TRIES: u32 = 12;
+/// Pause before the steps are tried again.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// The oldest transaction of another connection, which a migration most likely waits for.
+struct Oldest {
+    process: i64,
+    application: String,
+    seconds: i64,
+}
+
+impl FromColumns for Oldest {
+    const TABLE: &'static str = "pg_stat_activity";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            process: columns.int("process")?,
+            application: columns.text("application")?,
+            seconds: columns.int("seconds")?,
+        })
+    }
+}
+
 /// Brings the schema up to date.
 pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
+    for _ in 1..TRIES {
+        match try_once(db).await {
+            Err(StoreError::Unavailable { source, .. }) if source.is_of_lock() => warn_of_others(db).await,
+            done => return done,
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    try_once(db).await
+}
+
+/// Says what keeps the steps from being applied.
+async fn warn_of_others(db: &Db) {
+    let query = sqlx::query(
+        "SELECT CAST(pid AS BIGINT) AS process, COALESCE(application_name, '') AS application, \
+         CAST(EXTRACT(EPOCH FROM now() - xact_start) AS BIGINT) AS seconds FROM pg_stat_activity \
+         WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid() \
+         ORDER BY xact_start LIMIT 1",
+    );
+    let oldest: Result<Option<Oldest>, StoreError> = db.read_optional("find what a migration waits for", query).await;
+    if let Ok(Some(oldest)) = oldest {
+        tracing::warn!(
+            process = oldest.process,
+            application = oldest.application,
+            seconds = oldest.seconds,
+            "the migration of the database waits for a transaction of another connection, and is tried again: the oldest one is \
+             that of this process of PostgreSQL"
+        );
+    } else {
+        tracing::warn!("the migration of the database waits for a lock on a table, and is tried again");
+    }
+}
+
+async fn try_once(db: &Db) -> Result<(), StoreError> {
     let known = i64::try_from(STEPS.len()).expect("there are few steps");
     let mut tx = db.begin(WHAT).await?;
     if let Some((lock, argument)) = db.engine.migration_lock() {
@@ -50,6 +114,9 @@ pub(crate) async fn run(db: &Db) -> Result<(), StoreError> {
             .execute(tx.without_bound())
             .await
             .map_err(|error| classify(&error, ROW, WHAT))?;
+    }
+    if let Some(bound) = db.engine.migration_lock_bound() {
+        execute(&mut tx, sqlx::query(bound)).await?;
     }
     execute(
         &mut tx,

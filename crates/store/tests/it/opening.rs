@@ -330,6 +330,32 @@ impl Drop for Frozen {
     }
 }
 
+/// Whoever has a table for long keeps a migration from being applied, and the migration must not keep others from the table.
+#[tokio::test]
+async fn a_migration_waits_for_others_and_lets_them_go_first() {
+    let server = Server::start();
+    let url = server.url("postgres");
+    let store = Store::open(&url).await.unwrap();
+    team(&store, 1).await;
+    let mut other = AnyConnection::connect(&url).await.unwrap();
+    let locked = "BEGIN; LOCK TABLE schema_versions IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(locked).execute(&mut other).await.unwrap();
+    let mut watching = AnyConnection::connect(&url).await.unwrap();
+    let opening = tokio::spawn(async move { Store::open(&url).await });
+    let waits = "SELECT COUNT(*) AS waiting FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    let (mut tries, mut was_waiting) = (0, false);
+    while tries < 2 {
+        let row = sqlx::query(waits).fetch_one(&mut watching).await.unwrap();
+        let is_waiting = row.get::<i64, _>("waiting") > 0;
+        tries += u32::from(is_waiting && !was_waiting);
+        was_waiting = is_waiting;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+    opening.await.unwrap().unwrap().close().await;
+    store.close().await;
+}
+
 /// A machine that is gone answers nothing, and its connections look open for a quarter of an hour.
 #[tokio::test]
 async fn a_server_that_stops_without_a_word_is_unavailable_in_time() {

@@ -239,6 +239,13 @@ struct State {
     can_be_joined: bool,
 }
 
+impl State {
+    /// Whether a node is not served at the moment that may come back: one that was forgotten does not.
+    fn is_one_away(&self) -> bool {
+        self.absent.keys().any(|id| !self.remembered.contains(id))
+    }
+}
+
 /// The nodes of this server.
 #[derive(Debug)]
 pub(crate) struct Nodes {
@@ -440,7 +447,7 @@ impl Nodes {
     /// Whether every node is served here.
     pub(crate) fn is_complete(&self) -> bool {
         let state = self.state.read();
-        state.absent.is_empty() && state.elsewhere.is_empty()
+        !state.is_one_away() && state.elsewhere.is_empty()
     }
 
     /// Whether a node is one of this service, served or not.
@@ -473,7 +480,7 @@ impl Nodes {
     /// # Errors
     /// When a node is away, or fails.
     pub(crate) async fn layers_here(&self) -> Result<Vec<LayerInfo>, NodeError> {
-        if !self.state.read().absent.is_empty() {
+        if self.state.read().is_one_away() {
             return Err(NodeError::Away);
         }
         let mut all = BTreeMap::new();

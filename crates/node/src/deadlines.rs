@@ -393,7 +393,7 @@ mod tests {
             assert!(deadlines.set(&id(name), deadline(Duration::ZERO, Overdue::Pause(Kept::Memory))));
         }
         let_time_pass(&deadlines);
-        assert_eq!(deadlines.take_overdue().unwrap().len(), names.len());
+        assert_eq!(deadlines.take_overdue(usize::MAX).unwrap().len(), names.len());
         for name in names {
             deadlines.done(&id(name), None);
         }

@@ -178,7 +178,7 @@ def test_an_uploaded_file_that_the_node_lost_is_fetched(stored: Platform, gatewa
     copy.unlink()
     whole = uploaded.read_bytes()
     uploaded.write_bytes(whole[:10] + bytes([whole[10] ^ 1]) + whole[11:])
-    with pytest.raises(Exception, match="no archive"):
+    with pytest.raises(Exception, match="no uploaded archive"):
         build()
     assert not copy.exists()
     uploaded.write_bytes(whole)

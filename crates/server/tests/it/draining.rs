@@ -1,5 +1,8 @@
 //! Draining a node: it gets no new sandboxes, and what it has goes on.
 
+#[path = "../../../store/tests/it/unreadable.rs"]
+mod unreadable;
+
 use std::time::Duration;
 
 use model::id::SandboxId;
@@ -10,6 +13,7 @@ use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
 use tokio_util::sync::CancellationToken;
 
+use self::unreadable::make_unreadable;
 use crate::builds::text;
 use crate::platform::{Reply, open, pause, seed, within};
 use crate::servers::two;
@@ -395,13 +399,9 @@ async fn a_server_goes_on_that_cannot_add_up_what_teams_use_elsewhere() {
     let [_, away] = <[String; 2]>::try_from(ids(one).await).expect("two nodes");
     let url = format!("sqlite:{}", one.directory.path().join("test.db").display());
     let mut raw = sqlx::AnyConnection::connect(&url).await.expect("a database");
-    sqlx::query("UPDATE sandboxes SET kept = 'unknown' WHERE id = $1")
-        .bind(unreadable.as_str())
-        .execute(&mut raw)
-        .await
-        .expect("a change");
-    let is_drained = sqlx::query("UPDATE joined_nodes SET draining_us = 1 WHERE id = $1");
-    is_drained.bind(&away).execute(&mut raw).await.expect("a change");
+    make_unreadable(&mut raw, &unreadable).await;
+    let away = away.parse().expect("an id");
+    one.store.joined_node_drain(&away, 1).await.expect("a database");
     // Only its beat tells the other one.
     within(async {
         while post(other, &on_drained, "fork", "{}").await.json["error_code"] != "node_draining" {

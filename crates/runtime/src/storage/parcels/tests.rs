@@ -6,7 +6,11 @@ use super::*;
 use crate::rootfs::Rootfs;
 use crate::settings::DriverSettings;
 
-const ABOUT: &str = r#"{"criu":"4.2","kernel":"6.12.0","agent":"none","mounts":[]}"#;
+const ABOUT: &str = concat!(
+    r#"{"criu":"4.2","kernel":"6.12.0","mounts":[],"agent":""#,
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    r#""}"#,
+);
 
 struct Host {
     dir: tempfile::TempDir,

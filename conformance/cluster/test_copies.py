@@ -12,9 +12,8 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config, processes
-from harness.hoststate import HostState, left_over
 from harness.s3 import Gateway
-from harness.servers import Node, Server, Service
+from harness.servers import Node, Server, Service, running_service
 from harness.traffic import until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n" + criu_config()
@@ -33,16 +32,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, gateway: Gateway) -> Iterator[Service]:
     """A server on PostgreSQL with two nodes."""
-    before = HostState.take()
-    service = Service(Path(tmp_path_factory.mktemp("c", numbered=True)), servers=1, config=CONFIG + gateway.config())
-    try:
-        service.start(is_placed=False)
+    work = tmp_path_factory.mktemp("c", numbered=True)
+    with running_service(work, servers=1, config=CONFIG + gateway.config(), is_placed=False) as service:
         yield service
-        assert service.terminate() == 0, service.log_tail()
-        service.down()
-        assert left_over(before) == {}
-    finally:
-        service.close()
 
 
 @pytest.fixture(autouse=True)

@@ -6,17 +6,15 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from e2b import NotFoundException, Sandbox, SandboxQuery, SandboxState
 
-from harness.cluster import Cluster
+from harness.cluster import Cluster, running_cluster
 from harness.criu import criu_config, processes
 from harness.elapse import nothing_for
-from harness.hoststate import HostState, left_over
 from harness.ports import free_port
 from harness.traffic import until
 
@@ -31,18 +29,8 @@ ACTS_S = 15.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    before = HostState.take()
-    cluster = Cluster(Path(tmp_path_factory.mktemp("l", numbered=True)) / "data", config=CONFIG, more=1)
-    try:
-        cluster.start()
-        cluster.use()
+    with running_cluster(tmp_path_factory.mktemp("l", numbered=True), CONFIG, more=1) as cluster:
         yield cluster
-        assert cluster.terminate() == 0, cluster.log_tail(20)
-        down = cluster.down()
-        assert down.returncode == 0, down.stderr
-        assert left_over(before) == {}
-    finally:
-        cluster.close()
 
 
 @pytest.fixture(autouse=True)

@@ -317,7 +317,7 @@ impl Registry {
     }
 
     /// Waits for exclusive access to the registry.
-    fn lock(&self) -> io::Result<OwnedFd> {
+    fn lock(&self) -> io::Result<Exclusive> {
         let path = self.directory.join("lock");
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
@@ -337,7 +337,7 @@ impl Registry {
                     let file = rustix::fs::fstat(&lock)?;
                     let same = |now: rustix::fs::Stat| (now.st_dev, now.st_ino) == (file.st_dev, file.st_ino);
                     if rustix::fs::stat(&path).is_ok_and(same) && self.has_directories() {
-                        return Ok(lock);
+                        return Ok(Exclusive(lock));
                     }
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => {}
@@ -387,6 +387,17 @@ impl Registry {
     }
 }
 
+/// A lock that no other process may have. Dropping it unlocks the file, which closing it alone would not do: a child that
+/// another thread clones meanwhile has the file open, too, until it executes its program.
+#[derive(Debug)]
+struct Exclusive(OwnedFd);
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -416,8 +427,12 @@ fn is_stale(entry: &Path, is_used: bool) -> io::Result<bool> {
     if is_used {
         return Ok(false);
     }
-    match rustix::fs::flock(open(entry)?, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
+    let file = open(entry)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {
+            drop(Exclusive(file));
+            Ok(true)
+        }
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error.into()),
     }

@@ -14,6 +14,19 @@ fn first(blocks: &Blocks) -> Block {
     blocks[&0].block
 }
 
+/// Ends a platform: nobody has its locks any more. Those of a process are shared by what other tests clone meanwhile,
+/// until it executes its program, so dropping them is not enough.
+fn end(blocks: &Blocks) {
+    blocks
+        .values()
+        .flat_map(|held| &held.locks)
+        .for_each(|lock| unlock(lock));
+}
+
+fn unlock(lock: &OwnedFd) {
+    rustix::fs::flock(lock, FlockOperation::Unlock).unwrap();
+}
+
 /// Claims as an earlier version does.
 fn claim_whole(registry: &Registry, region: Region, data_dir: &str) -> OwnedFd {
     let _changing = registry.lock().unwrap();
@@ -89,7 +102,9 @@ fn blocks_are_taken_over_only_from_platforms_that_are_gone() {
     assert!(registry.claim_another(Path::new("/data/0"), 1).is_err());
     // Who only ends sandboxes needs none.
     assert!(registry.claim(Path::new("/new"), false).unwrap().is_empty());
-    let freed = first(&running.pop().unwrap());
+    let gone = running.pop().unwrap();
+    end(&gone);
+    let freed = first(&gone);
     assert_eq!(first(&registry.claim(Path::new("/new"), true).unwrap()), freed);
 }
 
@@ -129,9 +144,9 @@ fn a_region_is_not_free_to_earlier_versions_while_one_of_those_that_share_it_run
         "no data directory of an earlier version is called so"
     );
     assert!(!is_free_to_earlier_versions(&registry, region));
-    drop(one);
+    end(&one);
     assert!(!is_free_to_earlier_versions(&registry, region));
-    drop(two);
+    end(&two);
     assert!(is_free_to_earlier_versions(&registry, region));
     // One that has taken it over has it as a whole, and entries of its blocks are void.
     fs::remove_file(registry.region_entry(region)).unwrap();
@@ -150,7 +165,7 @@ fn what_earlier_versions_have_is_never_shared_while_they_run() {
         .collect();
     let refused = registry.claim(Path::new("/new"), true).unwrap_err().to_string();
     assert!(refused.contains("/earlier/12"), "{refused}");
-    drop(whole.pop());
+    unlock(&whole.pop().unwrap());
     let taken = first(&registry.claim(Path::new("/new"), true).unwrap()).region();
     assert_eq!(Some(taken), Region::all().last());
 }
@@ -165,7 +180,8 @@ fn a_region_of_an_earlier_version_is_kept_while_it_is_locked_and_given_up_afterw
     assert!(blocks.values().map(|held| held.block).eq(region.blocks()));
     assert!(blocks.values().all(|held| held.is_of_whole_region));
     // Nobody runs, and no process has its ids.
-    drop((lock, blocks));
+    unlock(&lock);
+    end(&blocks);
     let blocks = registry.claim(Path::new("/one"), true).unwrap();
     assert_eq!(blocks.len(), 1);
     assert!(!blocks[&0].is_of_whole_region);
@@ -181,7 +197,7 @@ fn ids_of_processes_are_not_given_to_others() {
     // A sandbox of an earlier version keeps the whole region for its data directory, and for no other.
     let region = Region::of_hash(path_hash(Path::new("/new")));
     has(region.blocks().nth(2).unwrap());
-    drop(claim_whole(&registry, region, "/earlier"));
+    unlock(&claim_whole(&registry, region, "/earlier"));
     assert_ne!(
         first(&registry.claim(Path::new("/new"), true).unwrap()).region(),
         region

@@ -66,9 +66,13 @@ mod tests {
     use rustix::fs::FlockOperation;
 
     use super::*;
+    use crate::alone::is_alone;
 
     #[test]
     fn only_lock_holders_are_killed() {
+        if !is_alone("holders::tests::only_lock_holders_are_killed") {
+            return;
+        }
         let file = tempfile::tempfile().unwrap();
         let path = format!(
             "/proc/{}/fd/{}",

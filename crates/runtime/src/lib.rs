@@ -16,6 +16,8 @@
     expect(clippy::disallowed_methods, reason = "tests start programs of their own")
 )]
 
+#[cfg(test)]
+mod alone;
 mod archive;
 pub mod backup;
 pub mod base;

@@ -388,26 +388,12 @@ fn place([errors, library, connection, settings, log]: [&OwnedFd; 5], filters: O
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The test runs itself, in a process without other tests: a launcher has one thread, and other threads could hold a lock
-    /// that the process of a run, a copy of this one, waits for.
-    const IS_ALONE: &str = "RINGFENCE_TEST_IS_ALONE";
+    use crate::alone::is_alone;
 
     /// The process with which CRIU probes what the kernel can do stops itself.
     #[test]
     fn a_stopped_child_ends_with_it() {
-        if std::env::var_os(IS_ALONE).is_none() {
-            let test = std::process::Command::new(std::env::current_exe().unwrap())
-                .args([
-                    "checkpoint::criu::tests::a_stopped_child_ends_with_it",
-                    "--exact",
-                    "--test-threads=1",
-                ])
-                .env(IS_ALONE, "yes")
-                .output()
-                .unwrap();
-            assert!(test.status.success(), "{test:?}");
-            assert!(String::from_utf8_lossy(&test.stdout).contains("1 passed"), "{test:?}");
+        if !is_alone("checkpoint::criu::tests::a_stopped_child_ends_with_it") {
             return;
         }
         const PROGRAM: &str = "sh -c 'kill -STOP $$' & echo $! >&2; wait";

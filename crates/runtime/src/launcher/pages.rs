@@ -73,24 +73,12 @@ impl PagesCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alone::is_alone;
     use crate::cancel::Cancel;
-
-    /// A launcher has one thread, and a child of one with more could wait for a lock that another thread has. So the test runs
-    /// itself, in a process without other tests.
-    const IS_ALONE: &str = "RINGFENCE_TEST_IS_ALONE";
 
     #[test]
     fn damage_is_reported() {
-        if std::env::var_os(IS_ALONE).is_none() {
-            let test = std::process::Command::new(std::env::current_exe().unwrap())
-                .args([
-                    "launcher::pages::tests::damage_is_reported",
-                    "--exact",
-                    "--test-threads=1",
-                ])
-                .env(IS_ALONE, "1")
-                .status();
-            assert!(test.unwrap().success());
+        if !is_alone("launcher::pages::tests::damage_is_reported") {
             return;
         }
         let checkpoint = tempfile::tempdir().unwrap();

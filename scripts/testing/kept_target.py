@@ -2,8 +2,9 @@
 
 Dependencies are half of the compile and differ only with `Cargo.lock`, the compiler and its flags, which are the key. The
 crates of this repository are never taken from it: cargo knows a source that changed by its time, and the files of a fresh
-clone have times that say nothing. So their artifacts are removed before each compile. Whoever works in a checkout has
-cargo's own `target` there, and does not need this.
+clone have times that say nothing. So their artifacts are removed before each compile. What stays is what the compiler itself
+keeps of them, which it finds again by the content of the sources: only what differs is compiled again. Whoever works in a
+checkout has cargo's own `target` there, and does not need this.
 
 One run at a time has it, to its end, because suites drive the program in it; another run uses its own `target`. A compile
 that fails removes it, so that an entry that is broken can spoil one run at most.
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from testing.cache import Cache, key, remove
 VARIABLE = "RINGFENCE_TEST_TARGET"
 PROFILE = "ci"
 FILES = ("Cargo.lock", "Cargo.toml", ".cargo/config.toml")
+# How long what the compiler keeps of a crate stays without being used: another version of a dependency gives it another name.
+INCREMENTAL_DAYS = 3
 
 
 class KeptTarget:
@@ -40,6 +44,22 @@ class KeptTarget:
         self.path.mkdir(exist_ok=True)
         # Its age is that of its last use.
         os.utime(self.path)
+        self._spare_space()
+
+    def _spare_space(self) -> None:
+        """Removes what the compiler keeps in directories with another key, which is most of them, unless a run has them."""
+        for other in self.cache.root.glob("target-*"):
+            if other == self.path:
+                continue
+            try:
+                descriptor = self.cache.lock(other, exclusive=True, wait=False)
+            except BlockingIOError:
+                continue
+            try:
+                for incremental in incrementals(other):
+                    remove(incremental)
+            finally:
+                os.close(descriptor)
 
     def discard(self) -> None:
         """Removes the kept directory; the lock stays."""
@@ -53,8 +73,19 @@ def own_names(root: Path) -> tuple[set[str], set[str]]:
     return {package["name"] for package in packages}, {target["name"] for package in packages for target in package["targets"]}
 
 
-def forget(target: Path, packages: Collection[str], targets: Collection[str]) -> int:
-    """Removes the artifacts of some packages, whatever directory they were compiled in. Returns how many were removed.
+def directories(target: Path) -> list[Path]:
+    """What cargo fills: below the triple what is compiled for it, and beside that what runs while cargo compiles."""
+    return [*target.glob(f"*/{PROFILE}"), target / PROFILE]
+
+
+def incrementals(target: Path) -> list[Path]:
+    """What the compiler keeps of each crate, one directory of them for each that cargo fills."""
+    return [directory / "incremental" for directory in directories(target)]
+
+
+def forget(target: Path, packages: Collection[str], targets: Collection[str], now: float | None = None) -> int:
+    """Removes the artifacts of some packages, whatever directory they were compiled in, and what the compiler keeps of crates that
+    it was not given for days. Returns how many artifacts were removed.
 
     `cargo clean -p` does the same for one directory of sources; clones are in others, and what nothing removes adds up.
     """
@@ -62,12 +93,16 @@ def forget(target: Path, packages: Collection[str], targets: Collection[str]) ->
     names = "|".join(re.escape(name.replace("-", "_")) for name in targets)
     of_targets = re.compile(rf"(lib)?({names})-[0-9a-f]{{16}}(\..*)?")
     removed = 0
-    # Below the triple what is compiled for it, and beside that what runs while cargo compiles.
-    for directory in [*target.glob(f"*/{PROFILE}"), target / PROFILE]:
+    for directory in directories(target):
         for part, pattern in ((".fingerprint", of_packages), ("build", of_packages), ("deps", of_targets)):
             for path in (directory / part).glob("*"):
                 if pattern.fullmatch(path.name):
                     remove(path)
                     removed += 1
-        remove(directory / "incremental")
+    limit = (now or time.time()) - INCREMENTAL_DAYS * 86400
+    for incremental in incrementals(target):
+        for crate in incremental.glob("*"):
+            # Each compile of the crate makes and removes something in it.
+            if crate.stat().st_mtime < limit:
+                remove(crate)
     return removed

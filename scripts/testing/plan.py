@@ -8,7 +8,7 @@ their sandboxes, and compilers do not. What cannot have a neighbour comes last.
 All packages of all suites are one task, before anything that starts a platform: a platform refuses to resume what was paused
 before packages of its host changed.
 
-One compile serves the tests of the crates and the suites: the profile `ci` of Cargo.toml. Its binary has checks of
+One compile serves the tests of the crates, the suites and the lints: the profile `ci` of Cargo.toml. Its binary has checks of
 overflow and assertions, so suites find more with it than with a released one. The bytes that are released differ in
 optimisation alone, which costs as much time as everything else that is compiled; the long form drives them.
 """
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from testing import lints
 from testing.assets import BY_NAME, Assets
 from testing.options import CLIENTS, STEPS, Options
 from testing.schedule import check
@@ -126,10 +127,13 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
         ]
     driven = bool(selection.suites) or selection.guest
     programmed = not options.long and not options.binary and (driven or selection.build)
+    compiled = selection.unit or selection.build
+    # What is compiled anyway is compiled by clippy.
+    linted = lints.environment(place.root) if selection.lint and compiled else {}
     if programmed:
-        found.append(program_task(place))
-    if selection.unit or selection.build:
-        found.append(compile_task(place, programmed))
+        found.append(program_task(place, linted))
+    if compiled:
+        found.append(compile_task(place, programmed, linted))
     words: tuple[str, ...]
     released = options.long and not options.binary and (driven or selection.build)
     if released:
@@ -140,12 +144,16 @@ def tasks(options: Options, selection: Selection, place: Place) -> list[Task]:
         found.append(unit(options, selection, wanted, place))
         # Only where documentation has examples does this have something to do, and it waits for cargo's lock.
         words = ("test", "--workspace", "--profile", "ci", "--doc")
-        found.append(cargo("doc", "unit", words, place, frozenset({COMPILE}), seconds=40, bound=900, nice=10))
+        doc = cargo("doc", "unit", words, place, frozenset({COMPILE}), seconds=40, bound=900, nice=10)
+        found.append(with_environment(doc, linted))
     if selection.lint:
         # After the compile, which it would delay, and at low priority, because suites wait for their sandboxes and it does not.
         words = ("clippy", "--workspace", "--all-targets", "--profile", "ci", "--", "-D", "warnings")
         after = frozenset(task.name for task in found if task.place == CARGO)
-        found.append(cargo("clippy", "lint", words, place, after, seconds=30, bound=3600, nice=10))
+        clippy = cargo("clippy", "lint", words, place, after, seconds=30, bound=3600, nice=10)
+        if linted:
+            clippy = replace(with_environment(clippy, linted | own_python(place)), command=python("testing.lints"))
+        found.append(clippy)
     ready = frozenset({PACKAGES, *({RELEASE} if released else {PROGRAM} if programmed else ())})
     for suite, arguments in selection.suites:
         found.append(suite_task(suite, arguments, options, place, ready | needed(suite.needs(), wanted)))
@@ -200,19 +208,24 @@ def runner_tests(place: Place) -> Task:
     return Task("runner", "lint", command, PREPARE, seconds=999, bound=300, cwd=place.root, environment=own_python(place))
 
 
-def program_task(place: Place) -> Task:
+def program_task(place: Place, environment: Mapping[str, str]) -> Task:
     """The program, with the features that the test programs have it with, so that these need no other one: cargo only counts what
     tests depend on where tests or examples are built. There are no examples.
     """
     words = ("build", "--workspace", "--profile", "ci", "--bin", "ringfence", "--examples")
-    return cargo(PROGRAM, "build", words, place, seconds=1000, bound=3600)
+    return with_environment(cargo(PROGRAM, "build", words, place, seconds=1000, bound=3600), environment)
 
 
-def compile_task(place: Place, programmed: bool) -> Task:
+def compile_task(place: Place, programmed: bool, environment: Mapping[str, str]) -> Task:
     """The test programs of all crates. Suites run beside that, once there is the program."""
     words = ("test", "--workspace", "--profile", "ci", "--no-run", "--message-format=json-render-diagnostics")
     needs, nice = (frozenset({PROGRAM}), 10) if programmed else (frozenset[str](), 0)
-    return replace(cargo(COMPILE, "build", words, place, needs, seconds=900, bound=3600, nice=nice), output=place.executables)
+    task = cargo(COMPILE, "build", words, place, needs, seconds=900, bound=3600, nice=nice)
+    return replace(with_environment(task, environment), output=place.executables)
+
+
+def with_environment(task: Task, more: Mapping[str, str]) -> Task:
+    return replace(task, environment={**task.environment, **more})
 
 
 def cargo(

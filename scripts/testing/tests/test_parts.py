@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -185,7 +186,7 @@ class KeptTargets(unittest.TestCase):
         own = {
             *(f"{triple}/ci/.fingerprint/agent-{number}/x", f"{triple}/ci/deps/libagent-{number}.rlib"),
             *(f"{triple}/ci/deps/it-{number}", f"{triple}/ci/deps/ringfence_agent-{number}.d"),
-            *(f"ci/build/agent-{number}/build-script-build", f"{triple}/ci/incremental/agent-1/x"),
+            f"ci/build/agent-{number}/build-script-build",
         }
         others = {
             *(f"{triple}/ci/.fingerprint/agent-utils-{number}/x", f"{triple}/ci/deps/libserde-{number}.rlib"),
@@ -199,6 +200,24 @@ class KeptTargets(unittest.TestCase):
             kept_target.forget(target, {"agent"}, {"agent", "it", "ringfence-agent"})
             left = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
         self.assertEqual(left, others)
+
+    def test_what_the_compiler_keeps_stays_while_it_is_used(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            cache = Cache(Path(directory))
+            crates = {}
+            for name in ("target-1", "target-2", "target-3"):
+                crates[name] = cache.root / name / "x86_64-unknown-linux-gnu" / "ci" / "incremental" / "agent-1"
+                crates[name].mkdir(parents=True)
+            used = cache.lock(cache.root / "target-2", exclusive=True)
+            with mock.patch.object(Cache, "path", return_value=cache.root / "target-1"):
+                kept = kept_target.KeptTarget(ROOT, cache)
+            self.assertEqual([path.exists() for path in crates.values()], [True, True, False])
+            days = kept_target.INCREMENTAL_DAYS * 86400
+            for late, is_there in ((days - 60, True), (days + 60, False)):
+                kept_target.forget(kept.path, {"agent"}, {"agent"}, time.time() + late)
+                self.assertEqual(crates["target-1"].exists(), is_there)
+            for descriptor in (used, kept._lock):
+                os.close(descriptor)
 
     def test_cargo_names_everything_of_the_repository(self) -> None:
         packages, targets = kept_target.own_names(ROOT)

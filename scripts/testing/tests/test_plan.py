@@ -162,6 +162,19 @@ class Tasks(unittest.TestCase):
         commits = {task.environment.get("RINGFENCE_COMMIT") for task in tasks("--long").values() if task.place == CARGO}
         self.assertEqual(commits, {"0123"})
 
+    def test_what_is_compiled_anyway_is_compiled_by_clippy(self) -> None:
+        wrapper = "RUSTC_WORKSPACE_WRAPPER"
+        found = tasks()
+        wrapped = {task.environment.get(wrapper, "") for task in found.values() if task.place == CARGO}
+        self.assertEqual({Path(path).name for path in wrapped}, {"clippy-driver"}, "one without it would compile everything again")
+        self.assertEqual(found["clippy"].command[1:], ("-m", "testing.lints"))
+        # The released program is not what clippy makes.
+        self.assertNotIn(wrapper, tasks("--long")[RELEASE].environment)
+        alone = tasks("lint")["clippy"]
+        self.assertNotIn(wrapper, alone.environment)
+        self.assertEqual(alone.command[:2], ("cargo", "clippy"))
+        self.assertNotIn(wrapper, tasks("sdk")[PROGRAM].environment)
+
     def test_the_long_form_drives_the_release(self) -> None:
         found = tasks("--long")
         self.assertEqual(found["python"].environment["RINGFENCE_BIN"], "/target/x86_64-unknown-linux-gnu/release/ringfence")

@@ -18,13 +18,14 @@ use axum::body::Body;
 use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use formats::percent::{self, Plus};
+use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use link::ServerLink;
 use model::id::{SandboxId, TeamId};
 use proxy::ingress::answer::Answer;
 use proxy::ingress::route::Target;
-use proxy::ingress::{ClientBody, refusal};
+use proxy::ingress::{ClientBody, Ingress, refusal};
 use tokio::sync::OwnedSemaphorePermit;
 
 use self::paths::{creates, resumes, sandbox_in, template_worked_on};
@@ -37,9 +38,9 @@ use crate::ids::new_sandbox_id;
 use crate::others::Location;
 use crate::peers::ClientPeer;
 
-/// Longest body of a create request that may be sent to several servers, in bytes. It is held here before it is known who sends
-/// it. What is longer, or of unknown length, is for the nodes of this server.
-const CREATE_MAX_BYTES: usize = 64 << 10;
+/// Longest body of a request that may be sent to several servers, in bytes. It is held here before it is known who sends it. What
+/// is longer, or of unknown length, is for the nodes of this server.
+const REPEATED_MAX_BYTES: usize = 64 << 10;
 /// How many servers are asked to create a sandbox at most, besides this one.
 const ASKED: usize = 3;
 
@@ -51,6 +52,28 @@ enum Asked {
     Refused,
     /// The server has not answered.
     Unknown,
+}
+
+/// A request whose short body was read, so that several servers can be asked.
+struct Repeatable {
+    parts: Parts,
+    body: Bytes,
+}
+
+impl Repeatable {
+    async fn read(request: Request<ClientBody>) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let body = read_limited(&parts.headers, Body::new(body), REPEATED_MAX_BYTES).await?;
+        Ok(Self {
+            parts,
+            body: body.into(),
+        })
+    }
+
+    /// The request as it came.
+    fn again(&self, ingress: &Ingress) -> Request<ClientBody> {
+        Request::from_parts(self.parts.clone(), ingress.body_of(self.body.clone()))
+    }
 }
 
 impl Gateway {
@@ -227,8 +250,7 @@ impl Gateway {
         client: ClientPeer,
         link: &Arc<ServerLink>,
     ) -> Response<Body> {
-        let owner = owner_of(&request);
-        match self.ask(forwarding, request, client, owner.as_ref(), link).await {
+        match self.ask(forwarding, request, client, link).await {
             Forwarded::Answered(response) | Forwarded::NotThere(response) => response,
             Forwarded::Unsent(_) | Forwarded::Lost => ApiError::build_server_away().into_response(),
         }
@@ -241,38 +263,26 @@ impl Gateway {
         request: Request<ClientBody>,
         client: ClientPeer,
     ) -> Response<Body> {
-        let owner = owner_of(&request);
-        let (parts, body) = request.into_parts();
-        let read = match read_limited(&parts.headers, Body::new(body), CREATE_MAX_BYTES).await {
-            Ok(read) => Bytes::from(read),
+        let request = match Repeatable::read(request).await {
+            Ok(request) => request,
             Err(error) => return error.into_response(),
-        };
-        let again = || {
-            let body = self.ingress.body_of(read.clone());
-            let mut request = Request::new(body);
-            *request.method_mut() = parts.method.clone();
-            *request.uri_mut() = parts.uri.clone();
-            *request.version_mut() = parts.version;
-            *request.headers_mut() = parts.headers.clone();
-            *request.extensions_mut() = parts.extensions.clone();
-            request
         };
         let own = self.services.sandboxes.nodes.room();
         let mut others = forwarding.others.with_room().into_iter().take(ASKED).peekable();
         if let Some((_, link)) = others.next_if(|(room, _)| room.is_clearly_better(own)) {
-            match self.create_at(forwarding, again(), client, owner.as_ref(), &link).await {
+            match self.create_at(forwarding, &request, client, &link).await {
                 Asked::Answered(response) => return response,
                 Asked::Refused => {}
                 Asked::Unknown => return ApiError::create_unknown().into_response(),
             }
         }
         // What is told is what this server says, unless another one can do it.
-        let refused = self.answer_from_api_here(again()).await;
+        let refused = self.answer_from_api_here(request.again(&self.ingress)).await;
         if refused.extensions().get::<Unplaced>().is_none() {
             return refused;
         }
         for (_, link) in others {
-            match self.create_at(forwarding, again(), client, owner.as_ref(), &link).await {
+            match self.create_at(forwarding, &request, client, &link).await {
                 Asked::Answered(response) => return response,
                 Asked::Refused => {}
                 Asked::Unknown => return ApiError::create_unknown().into_response(),
@@ -288,27 +298,17 @@ impl Gateway {
         request: Request<ClientBody>,
         client: ClientPeer,
     ) -> Response<Body> {
-        let owner = owner_of(&request);
-        let (parts, body) = request.into_parts();
-        let read = match read_limited(&parts.headers, Body::new(body), CREATE_MAX_BYTES).await {
-            Ok(read) => Bytes::from(read),
+        let request = match Repeatable::read(request).await {
+            Ok(request) => request,
             Err(error) => return error.into_response(),
         };
-        let again = || {
-            let mut request = Request::new(self.ingress.body_of(read.clone()));
-            *request.method_mut() = parts.method.clone();
-            *request.uri_mut() = parts.uri.clone();
-            *request.version_mut() = parts.version;
-            *request.headers_mut() = parts.headers.clone();
-            *request.extensions_mut() = parts.extensions.clone();
-            request
-        };
-        let refused = self.answer_from_api_here(again()).await;
+        let refused = self.answer_from_api_here(request.again(&self.ingress)).await;
         if refused.status() != StatusCode::SERVICE_UNAVAILABLE {
             return refused;
         }
         for (_, link) in forwarding.others.with_room().into_iter().take(ASKED) {
-            match self.ask(forwarding, again(), client, owner.as_ref(), &link).await {
+            let asked = self.ask(forwarding, request.again(&self.ingress), client, &link);
+            match asked.await {
                 Forwarded::Answered(response) if response.status() != StatusCode::SERVICE_UNAVAILABLE => {
                     return response;
                 }
@@ -324,12 +324,12 @@ impl Gateway {
     async fn create_at(
         &self,
         forwarding: &Forwarding,
-        request: Request<ClientBody>,
+        request: &Repeatable,
         client: ClientPeer,
-        owner: Option<&HeadOwner>,
         link: &Arc<ServerLink>,
     ) -> Asked {
-        match self.ask(forwarding, request, client, owner, link).await {
+        let request = request.again(&self.ingress);
+        match self.ask(forwarding, request, client, link).await {
             Forwarded::Answered(response) => {
                 let status = response.status().as_u16();
                 tracing::info!(server.id = %link.other(), status, "a create request was forwarded");
@@ -346,7 +346,6 @@ impl Gateway {
         forwarding: &Forwarding,
         request: Request<ClientBody>,
         client: ClientPeer,
-        owner: Option<&HeadOwner>,
         link: &Arc<ServerLink>,
     ) -> Forwarded {
         // It names the request on its way to the stream, and is that of no sandbox.
@@ -357,7 +356,7 @@ impl Gateway {
         let _chosen = Chosen::new(&forwarding.chosen, &id, link);
         let target = Target { id, port: API_CHOSEN };
         let head = Head {
-            owner: owner.cloned(),
+            owner: owner_of(&request),
             ..Head::of(None, None, client)
         };
         forwarding.send(request, &head, &target, &forwarding.api).await
@@ -410,7 +409,7 @@ impl Gateway {
 fn is_short(request: &Request<ClientBody>) -> bool {
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length: Option<usize> = length.and_then(|value| value.to_str().ok()?.parse().ok());
-    length.is_some_and(|length| length <= CREATE_MAX_BYTES)
+    length.is_some_and(|length| length <= REPEATED_MAX_BYTES)
 }
 
 /// The client of a request to the API. What a reverse proxy says of its connection is not in a forwarded request.

@@ -3,7 +3,7 @@
 //! How the connection was made, and to whom it may be made, is the caller's. Redirects are not followed, the environment has no
 //! say (no proxy), and what is read of the head of an answer is bounded.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
@@ -13,9 +13,10 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use proxy::egress::host_roots;
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
@@ -27,8 +28,54 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("ringfence/", env!("
 /// The request is the last one of its connection.
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
+/// Why there is no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AskError {
+    /// The certificate is not valid, or there is no TLS.
+    Tls,
+    /// What came back is not an answer of HTTP, or nothing did.
+    Answer,
+}
+
+/// The sender of the requests of one purpose, which trusts the issuers of the host and its own.
+pub(crate) struct Sender {
+    authorities: Vec<CertificateDer<'static>>,
+    connector: OnceLock<TlsConnector>,
+}
+
+impl Sender {
+    pub(crate) fn new(authorities: Vec<CertificateDer<'static>>) -> Self {
+        Self {
+            authorities,
+            connector: OnceLock::new(),
+        }
+    }
+
+    /// Sends a request, and reads the head of the answer. With TLS, `tls` is the host whose certificate is expected.
+    ///
+    /// # Errors
+    /// When the host is not the one that is expected, or there is no answer.
+    pub(crate) async fn ask(
+        &self,
+        stream: TcpStream,
+        tls: Option<&str>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Answered, AskError> {
+        let answered = match tls {
+            Some(host) => {
+                let name = ServerName::try_from(host.to_owned()).map_err(|_| AskError::Tls)?;
+                let connector = self.connector.get_or_init(|| connector(&self.authorities));
+                let stream = connector.connect(name, stream).await;
+                ask(stream.map_err(|_| AskError::Tls)?, request).await
+            }
+            None => ask(stream, request).await,
+        };
+        answered.map_err(|_| AskError::Answer)
+    }
+}
+
 /// A connector that trusts the issuers of the host, and others.
-pub(crate) fn connector(authorities: &[CertificateDer<'static>]) -> TlsConnector {
+fn connector(authorities: &[CertificateDer<'static>]) -> TlsConnector {
     let roots = if authorities.is_empty() {
         Arc::clone(host_roots())
     } else {
@@ -76,11 +123,7 @@ pub(crate) struct Answered {
     pub(crate) connection: JoinSet<()>,
 }
 
-/// Sends a request, and reads the head of the answer.
-///
-/// # Errors
-/// When there is none, or it is not one of HTTP.
-pub(crate) async fn ask<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Answered, hyper::Error>
+async fn ask<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Answered, hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -15,6 +15,7 @@ mod message;
 mod push;
 mod queue;
 mod record;
+mod said;
 pub(crate) mod settings;
 mod work;
 

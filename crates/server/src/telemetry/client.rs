@@ -4,20 +4,17 @@
 //! the log.
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use prost::Message as _;
-use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use super::message::ExportResponse;
 use super::settings::{Endpoint, Signal, TelemetrySettings};
-use crate::exchange::{self, Answered};
+use crate::exchange::{self, Answered, AskError, Sender};
 
 /// How long an export may take, from looking up the host to the end of the answer.
 const EXCHANGE_BOUND: Duration = Duration::from_secs(10);
@@ -63,6 +60,15 @@ impl ExportError {
     }
 }
 
+impl From<AskError> for ExportError {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Tls => Self::Tls,
+            AskError::Answer => Self::Answer,
+        }
+    }
+}
+
 impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -79,8 +85,7 @@ impl fmt::Display for ExportError {
 pub(super) struct ExportClient {
     endpoint: Endpoint,
     headers: HeaderMap,
-    authorities: Vec<CertificateDer<'static>>,
-    connector: OnceLock<TlsConnector>,
+    sender: Sender,
 }
 
 impl fmt::Debug for ExportClient {
@@ -96,8 +101,7 @@ impl ExportClient {
         Self {
             endpoint: settings.endpoint,
             headers: settings.headers,
-            authorities: settings.authorities,
-            connector: OnceLock::new(),
+            sender: Sender::new(settings.authorities),
         }
     }
 
@@ -116,15 +120,8 @@ impl ExportClient {
             .map_err(|_| ExportError::Connect)?;
         let (target, authority) = (endpoint.path(signal).clone(), endpoint.authority.clone());
         let request = exchange::post(target, authority, "application/x-protobuf", self.headers.clone(), body);
-        let answered = if endpoint.is_tls {
-            let name = ServerName::try_from(endpoint.host.clone()).map_err(|_| ExportError::Tls)?;
-            let connector = self.connector.get_or_init(|| exchange::connector(&self.authorities));
-            let stream = connector.connect(name, stream).await;
-            exchange::ask(stream.map_err(|_| ExportError::Tls)?, request).await
-        } else {
-            exchange::ask(stream, request).await
-        };
-        accepted(answered.map_err(|_| ExportError::Answer)?).await
+        let tls = endpoint.is_tls.then_some(endpoint.host.as_str());
+        accepted(self.sender.ask(stream, tls, request).await?).await
     }
 }
 

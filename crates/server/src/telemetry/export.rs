@@ -6,7 +6,7 @@
 //! and not for each export.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -16,6 +16,7 @@ use super::client::{ExportClient, ExportError};
 use super::message::{ExportRequest, Resource, ResourceSpans, Scope, ScopeSpans};
 use super::queue::Queue;
 use super::record::Record;
+use super::said::Said;
 use super::settings::Signal;
 use crate::metrics::Metrics;
 use crate::outcome::SpanOutcome;
@@ -28,8 +29,6 @@ const ATTEMPTS: u32 = 5;
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long exporting what is left may take once everything else has stopped.
 pub(super) const FLUSH_BOUND: Duration = Duration::from_secs(2);
-/// Least time between two lines of the log about the same receiver.
-pub(super) const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// The exporter.
 #[derive(Debug)]
@@ -52,11 +51,10 @@ struct Batch {
     attempts: u32,
 }
 
-/// What was said about the receiver.
+/// The log about the exports.
 #[derive(Debug, Default)]
 struct ExportLog {
-    is_failing: bool,
-    said: Option<Instant>,
+    said: Said,
     /// Spans that were given up, and that did not fit the queue, when the receiver last worked.
     lost: u64,
 }
@@ -179,27 +177,18 @@ impl Exporter {
 }
 
 impl ExportLog {
-    fn may_speak(&mut self) -> bool {
-        let may = self.said.is_none_or(|said| said.elapsed() >= SAID_AGAIN);
-        if may {
-            self.said = Some(Instant::now());
-        }
-        may
-    }
-
     fn failed(&mut self, error: ExportError) {
-        if !self.is_failing && self.may_speak() {
+        if self.said.begins_to_fail() {
             tracing::warn!(%error, "spans cannot be exported: they wait in memory, and the newest are dropped when there are many");
-            self.is_failing = true;
         }
     }
 
     /// `lost` is how many spans have been lost since the start.
     fn worked(&mut self, rejected: usize, lost: u64) {
         let new = lost.saturating_sub(self.lost);
-        if self.is_failing {
+        if self.said.works_again() {
             tracing::info!(spans_lost = new, "spans are exported again");
-        } else if new > 0 && self.may_speak() {
+        } else if new > 0 && self.said.may_speak() {
             tracing::warn!(
                 spans_lost = new,
                 spans_rejected = rejected,
@@ -209,7 +198,6 @@ impl ExportLog {
             // Said with the next ones.
             return;
         }
-        self.is_failing = false;
         self.lost = lost;
     }
 }

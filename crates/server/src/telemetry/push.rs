@@ -6,15 +6,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
 use super::client::{ExportClient, ExportError};
-use super::export::{FLUSH_BOUND, SAID_AGAIN, scope};
+use super::export::{FLUSH_BOUND, scope};
 use super::exposition::Converter;
 use super::message::{MetricsRequest, Resource, ResourceMetrics, ScopeMetrics};
+use super::said::Said;
 use super::settings::Signal;
 use crate::clock::Clock;
 
@@ -41,11 +42,10 @@ pub(super) struct Pusher {
     log: PushLog,
 }
 
-/// What was said about the receiver.
+/// The log about the exports.
 #[derive(Debug, Default)]
 struct PushLog {
-    is_failing: bool,
-    said: Option<Instant>,
+    said: Said,
 }
 
 /// Why metrics were not exported.
@@ -142,33 +142,23 @@ impl Pusher {
 }
 
 impl PushLog {
-    fn may_speak(&mut self) -> bool {
-        let may = self.said.is_none_or(|said| said.elapsed() >= SAID_AGAIN);
-        if may {
-            self.said = Some(Instant::now());
-        }
-        may
-    }
-
     fn failed(&mut self, error: ExportError) {
-        if !self.is_failing && self.may_speak() {
+        if self.said.begins_to_fail() {
             tracing::warn!(%error, "metrics cannot be exported: the next export that succeeds has all of them");
-            self.is_failing = true;
         }
     }
 
     fn unread(&mut self, error: &dyn fmt::Display) {
-        if self.may_speak() {
+        if self.said.may_speak() {
             tracing::error!(%error, "the metrics cannot be read for their export");
         }
     }
 
     fn worked(&mut self, rejected: u64) {
-        if self.is_failing {
+        if self.said.works_again() {
             tracing::info!("metrics are exported again");
-            self.is_failing = false;
         }
-        if rejected > 0 && self.may_speak() {
+        if rejected > 0 && self.said.may_speak() {
             tracing::warn!(rejected, "the receiver rejects values of metrics");
         }
     }

@@ -5,17 +5,16 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use super::receiver::{ReceiverRules, ReceiverUrl};
-use crate::exchange;
+use crate::exchange::{self, AskError, Sender};
 
 /// How long an attempt may take once the addresses of the host are known.
 const EXCHANGE_BOUND: Duration = Duration::from_secs(10);
@@ -57,12 +56,19 @@ impl SendError {
     }
 }
 
+impl From<AskError> for SendError {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Tls => Self::Tls,
+            AskError::Answer => Self::Answer,
+        }
+    }
+}
+
 /// The client of receivers.
 pub(super) struct EventClient {
     rules: Arc<ReceiverRules>,
-    /// Issuers that are trusted beside those of the host.
-    authorities: Vec<CertificateDer<'static>>,
-    connector: OnceLock<TlsConnector>,
+    sender: Sender,
 }
 
 impl std::fmt::Debug for EventClient {
@@ -74,11 +80,11 @@ impl std::fmt::Debug for EventClient {
 }
 
 impl EventClient {
+    /// A client that trusts these issuers beside those of the host.
     pub(super) fn new(rules: Arc<ReceiverRules>, authorities: Vec<CertificateDer<'static>>) -> Self {
         Self {
             rules,
-            authorities,
-            connector: OnceLock::new(),
+            sender: Sender::new(authorities),
         }
     }
 
@@ -107,15 +113,8 @@ impl EventClient {
         let target = url.path.parse().map_err(|_| SendError::Refused)?;
         let authority = HeaderValue::from_str(&url.authority).map_err(|_| SendError::Refused)?;
         let request = exchange::post(target, authority, "application/json", headers, body);
-        let answered = if url.is_tls {
-            let name = ServerName::try_from(url.host.clone()).map_err(|_| SendError::Tls)?;
-            let connector = self.connector.get_or_init(|| exchange::connector(&self.authorities));
-            let stream = connector.connect(name, stream).await;
-            exchange::ask(stream.map_err(|_| SendError::Tls)?, request).await
-        } else {
-            exchange::ask(stream, request).await
-        };
-        let answered = answered.map_err(|_| SendError::Answer)?;
+        let tls = url.is_tls.then_some(url.host.as_str());
+        let answered = self.sender.ask(stream, tls, request).await?;
         Ok(answered.answer.status())
     }
 }

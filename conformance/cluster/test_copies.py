@@ -202,6 +202,21 @@ def test_what_a_node_has_lost_goes_on_from_its_copy(service: Service) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     launch(service)
     assert [item.sandbox_id for item in Sandbox.list().next_items()] == [sandbox.sandbox_id]
+    # Its node is connected, which is not what keeps it from going on.
+    for node in service.nodes:
+        assert server(service).run("node", "drain", node.id).returncode == 0
+    try:
+        headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
+        url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}"
+        refused = httpx.post(f"{url}/connect", headers=headers, json={"timeout": 60}, timeout=60)
+        answer = refused.json()
+        assert (refused.status_code, answer["error_code"]) == (503, "node_lost_sandbox"), refused.text
+        assert "is connected and has lost the sandbox, and every node that can use the copy drains" in answer["message"]
+        assert refused.headers["Retry-After"] == "10"
+        assert httpx.get(url, headers=headers).json()["state"] == "paused"
+    finally:
+        for node in service.nodes:
+            assert server(service).run("node", "undrain", node.id).returncode == 0
     sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
     goes_on(sandbox, before, hash_before)
     runs_once(sandbox)

@@ -29,7 +29,7 @@ use super::Sandboxes;
 use super::elsewhere::AbsentError;
 use super::entry::{CountedAs, SandboxEntry, Turn};
 use super::lifecycle::lifecycle_of;
-use super::pause::PauseError;
+use super::pause::{NotMoved, PauseError};
 use crate::admission::quota::ResourceUse;
 use crate::chain::Chain;
 use crate::nodes::{ANYWHERE, Needs, ServedNode};
@@ -80,16 +80,16 @@ impl Sandboxes {
         let node = &turn.node;
         if node.lacks.lock().contains(&turn.id) {
             // It has nothing that could be resumed.
-            return if self.move_from(turn, Why::Lost).await? {
-                Ok(true)
-            } else {
-                Err(PauseError::Node(NodeError::Away))
+            return match self.move_from(turn, Why::Lost).await? {
+                Ok(()) => Ok(true),
+                Err(why) if is_connected(node) => Err(PauseError::Lost(why)),
+                Err(_) => Err(PauseError::Node(NodeError::Away)),
             };
         }
         if node.is_draining() {
             match self.move_from(turn, Why::Draining).await {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
+                Ok(Ok(())) => return Ok(true),
+                Ok(Err(_)) => {}
                 // It is where it was, and can be resumed there.
                 Err(error) if is_connected(node) => {
                     tracing::warn!(sandbox.id = %turn.id, error = %Chain(&error), "a sandbox stays on a node that drains");
@@ -107,7 +107,7 @@ impl Sandboxes {
                 Some(_) => tokio::time::sleep(LOOK).await,
             }
         }
-        if self.move_from(turn, Why::Away).await? {
+        if self.move_from(turn, Why::Away).await?.is_ok() {
             return Ok(true);
         }
         // A resume that begins makes the copy that of an earlier pause, and this one would reach nobody.
@@ -124,7 +124,7 @@ impl Sandboxes {
             return false;
         }
         match self.move_from(turn, Why::Full).await {
-            Ok(moved) => moved,
+            Ok(moved) => moved.is_ok(),
             Err(error) => {
                 tracing::warn!(sandbox.id = %turn.id, error = %Chain(&error), "a sandbox stays on a host without capacity for it");
                 false
@@ -154,24 +154,25 @@ impl Sandboxes {
     }
 
     /// Moves a paused sandbox from a node that has a session.
-    async fn move_from(self: &Arc<Self>, turn: &Turn<'_>, why: Why) -> Result<bool, PauseError> {
+    async fn move_from(self: &Arc<Self>, turn: &Turn<'_>, why: Why) -> Result<Result<(), NotMoved>, PauseError> {
         let Some(parcels) = &self.parcels else {
-            return Ok(false);
+            return Ok(Err(NotMoved::NoCopy));
         };
         let Some(parcel) = self.parcel_of(parcels, &turn.id).await? else {
-            return Ok(false);
+            return Ok(Err(NotMoved::NoCopy));
         };
         let row = self.store().sandbox_by_id(&turn.id).await?;
         let Some(row) = row.filter(|row| row.version == turn.version()) else {
-            return Ok(false);
+            return Ok(Err(NotMoved::Changed));
         };
         let from = Leaving::Held(&turn.node.rows);
         let within = match why {
             Why::Draining => DOWNLOAD_OF_DRAINING,
             Why::Away | Why::Full | Why::Lost => DOWNLOAD,
         };
-        let Some(entry) = self.bring(parcels, &row, &parcel, &from, Some(turn), within).await? else {
-            return Ok(false);
+        let entry = match self.bring(parcels, &row, &parcel, &from, Some(turn), within).await? {
+            Ok(entry) => entry,
+            Err(why) => return Ok(Err(why)),
         };
         tracing::info!(sandbox.id = %turn.id, from = %turn.node.id(), to = %entry.node.id(), ?why, "a paused sandbox has moved to another node");
         turn.cut();
@@ -181,7 +182,7 @@ impl Sandboxes {
         } else {
             self.throw_away(&turn.node, &turn.id);
         }
-        Ok(true)
+        Ok(Ok(()))
     }
 
     /// Brings a paused sandbox of a team to a node that is served, if its own is not. None if that is not possible: why the sandbox
@@ -280,15 +281,15 @@ impl Sandboxes {
             owner: parcels.owner.clone(),
             now_us,
         };
-        let entry = self.bring(parcels, &row, &parcel, &from, None, DOWNLOAD).await?;
-        if let Some(entry) = &entry {
+        let brought = self.bring(parcels, &row, &parcel, &from, None, DOWNLOAD).await?;
+        if let Ok(entry) = &brought {
             self.nodes.note_left(&node, id);
             tracing::info!(sandbox.id = %id, from = %node, to = %entry.node.id(), "a paused sandbox of a node that is away has moved to another one");
         }
-        Ok(entry)
+        Ok(brought.ok())
     }
 
-    /// Has another node keep what a copy has, and makes the sandbox one of that node. None if no node can have it now, or it has
+    /// Has another node keep what a copy has, and makes the sandbox one of that node, unless no node can have it now, or it has
     /// changed meanwhile. The end of `entry`, if it has one, interrupts this.
     async fn bring(
         self: &Arc<Self>,
@@ -298,7 +299,7 @@ impl Sandboxes {
         from: &Leaving<'_>,
         entry: Option<&SandboxEntry>,
         within: Duration,
-    ) -> Result<Option<Arc<SandboxEntry>>, PauseError> {
+    ) -> Result<Result<Arc<SandboxEntry>, NotMoved>, PauseError> {
         let mut failed = None;
         let until_ended = async || match entry {
             Some(entry) => entry.left_pause().await,
@@ -307,7 +308,12 @@ impl Sandboxes {
         // One that has nothing of the sandbox can be made to have it again.
         let before = entry.filter(|entry| !entry.node.lacks.lock().contains(&entry.id));
         let before = row.node_id.as_ref().filter(|_| entry.is_none() || before.is_some());
-        for node in self.nodes_to_keep(row, before) {
+        let nodes = match self.nodes_to_keep(row, before) {
+            Ok(nodes) => nodes,
+            Err(why) => return Ok(Err(why)),
+        };
+        let mut not_moved = NotMoved::NoRoom;
+        for node in nodes {
             let Ok(permit) = node.admission.admit_to_host(&row.id).await else {
                 continue;
             };
@@ -367,11 +373,12 @@ impl Sandboxes {
             };
             if node.over.is_cancelled() {
                 // Its next session throws away what it keeps.
+                not_moved = NotMoved::NoNode;
                 continue;
             }
             let Some(after) = self.take(&node, row, parcel, from, &unpacked).await? else {
                 self.throw_away(&node, &row.id);
-                return Ok(None);
+                return Ok(Err(NotMoved::Changed));
             };
             admission.enter_host(permit);
             parcels.known.lock().insert(row.id.clone());
@@ -380,7 +387,7 @@ impl Sandboxes {
             if node.over.is_cancelled() {
                 // Its session has let go of its sandboxes meanwhile, perhaps before this one was there.
                 self.tracked.remove(&node, &row.id);
-                return Ok(None);
+                return Ok(Err(NotMoved::Changed));
             }
             let paused_us = after.paused_us.unwrap_or_else(|| self.clock.now_us());
             self.retain(&entry.turn().await, paused_us);
@@ -389,11 +396,11 @@ impl Sandboxes {
                 tracing::warn!(sandbox.id = %row.id, node.id = %node.id(), "a sandbox has moved with its files alone: {why}");
             }
             self.tracked.log(&row.id, &LifecycleEvent::Moved(why));
-            return Ok(Some(entry));
+            return Ok(Ok(entry));
         }
         match failed {
             Some(error) => Err(PauseError::Node(error)),
-            None => Ok(None),
+            None => Ok(Err(not_moved)),
         }
     }
 
@@ -436,22 +443,34 @@ impl Sandboxes {
         }
     }
 
-    /// The nodes that may keep a sandbox, the best first.
-    fn nodes_to_keep(&self, row: &SandboxRow, before: Option<&NodeId>) -> Vec<Arc<ServedNode>> {
-        let needs = Needs {
-            memory_mb: row.memory_mb,
-            ..ANYWHERE
-        };
-        let mut nodes = self.nodes.choose(needs);
-        nodes.retain(|node| {
+    /// The nodes that may keep a sandbox, the best first; at least one.
+    fn nodes_to_keep(&self, row: &SandboxRow, before: Option<&NodeId>) -> Result<Vec<Arc<ServedNode>>, NotMoved> {
+        let can_keep = |node: &Arc<ServedNode>| {
             node.makes_parcels
                 && Some(node.id()) != before
                 && is_connected(node)
                 && !node.over.is_cancelled()
                 && !node.left.lock().contains(&row.id)
-        });
+        };
+        let mut all = self.nodes.all();
+        all.retain(can_keep);
+        if all.is_empty() {
+            return Err(NotMoved::NoNode);
+        }
+        if all.iter().all(|node| node.is_draining()) {
+            return Err(NotMoved::Draining);
+        }
+        let needs = Needs {
+            memory_mb: row.memory_mb,
+            ..ANYWHERE
+        };
+        let mut nodes = self.nodes.choose(needs);
+        nodes.retain(can_keep);
         nodes.truncate(ASKED);
-        nodes
+        if nodes.is_empty() {
+            return Err(NotMoved::NoRoom);
+        }
+        Ok(nodes)
     }
 
     /// Has a node throw away what it has of a sandbox that is not one of its own, for as long as its session lasts. Its next session

@@ -84,9 +84,28 @@ pub(crate) enum PauseError {
     NotTold(#[source] NodeError),
     #[error("the task panicked or was cancelled")]
     TaskFailed,
+    /// Its node is connected and has nothing of it, and no other one can go on with its copy.
+    #[error("its node is connected and has lost the sandbox, and {0}")]
+    Lost(NotMoved),
     /// The sandbox has moved to another node: it has another entry.
     #[error("the sandbox has moved to another node")]
     Moved,
+}
+
+/// Why a paused sandbox was not moved to another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotMoved {
+    /// No copies are made, none of this pause is complete, or its key cannot be opened.
+    #[error("the blob store has no usable copy")]
+    NoCopy,
+    #[error("the sandbox was changed meanwhile")]
+    Changed,
+    #[error("no node is connected that can use the copy")]
+    NoNode,
+    #[error("every node that can use the copy drains")]
+    Draining,
+    #[error("no node that can use the copy has room")]
+    NoRoom,
 }
 
 impl From<NotChanged> for PauseError {
@@ -494,6 +513,7 @@ impl Sandboxes {
                     | PauseError::Cancelled
                     | PauseError::Unhealthy
                     | PauseError::TaskFailed
+                    | PauseError::Lost(_)
                     | PauseError::Moved,
                 ) => return,
             };

@@ -15,14 +15,14 @@ use store::Store;
 use store::builds::{BuildRow, BuildStatus};
 use store::nodes::{Lease, LeaseOutcome, LeaseRequest};
 use tempfile::TempDir;
-use testkit::node::Behaviour;
+use testkit::node::{Behaviour, FakeNode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::platform::{KEY, host, open, pause, send, within};
+use crate::platform::{KEY, host, open, pause, seed, send, within};
 use crate::postgres;
 use crate::servers::{Two, two, two_on};
-use crate::several::{Several, has};
+use crate::several::{Several, authority, has};
 
 fn now_us() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
@@ -299,4 +299,55 @@ async fn what_is_kept_of_a_forgotten_node_stays_and_its_lease_is_left_alone() {
         }
     }
     two.close().await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_lost_a_sandbox_is_not_said_to_be_away() {
+    let directory = TempDir::new().expect("a directory");
+    let store = open(directory.path()).await;
+    seed(&store).await;
+    let server = Several::one_of(directory, store.clone(), 1, authority(), Some(with_copies)).await;
+    let (server, node) = (server.expect("a server"), FakeNode::new());
+    let connected = server.join(&node).await;
+    let id = server.created().await;
+    let path = format!("/sandboxes/{id}");
+    let paused = server
+        .call("POST", &format!("{path}/pause"), r#"{"memory":false}"#)
+        .await;
+    assert_eq!(paused.status, 204, "{paused:?}");
+    // A copy whose key nobody has.
+    let joined = connected.credentials.node().expect("an id");
+    let lease = store.node_by_id(&joined).await.expect("a database").expect("a row");
+    let row = store.sandbox_by_id(&id).await.expect("a database").expect("a row");
+    let rows = store.of_node(joined, lease.epoch);
+    let packed = rows.sandbox_packed(&id, &row.execution_id, "p1").await;
+    assert!(packed.expect("a database"));
+
+    node.kept.lock().remove(&id);
+    node.lost.lock().insert(id.clone());
+    let credentials = connected.credentials.clone();
+    drop(connected);
+    let connected = server.connect(&node, &credentials).await;
+    let resumed = async {
+        loop {
+            let reply = server
+                .call("POST", &format!("{path}/connect"), r#"{"timeout":60}"#)
+                .await;
+            assert_eq!(reply.status, 503, "{reply:?}");
+            // Until its session has begun.
+            if reply.json["error_code"] != "node_away" {
+                return reply;
+            }
+            pause().await;
+        }
+    };
+    let reply = within(resumed).await;
+    assert_eq!(reply.json["error_code"], "node_lost_sandbox", "{reply:?}");
+    let why = format!(
+        "sandbox \"{id}\" is still paused: its node is connected and has lost the sandbox, and the blob store has no usable copy"
+    );
+    assert_eq!(reply.error(503), why);
+    assert_eq!(server.call("GET", &path, "").await.json["state"], "paused");
+    drop(connected);
+    server.close().await;
 }

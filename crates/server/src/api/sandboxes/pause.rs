@@ -17,14 +17,14 @@ use crate::api::body::shape::{Nullable, body};
 use crate::api::body::values::Lifetime;
 use crate::api::body::{OptionalBody, RequiredBody};
 use crate::api::describe::error_sets;
-use crate::api::error::{ApiError, SOON_S};
+use crate::api::error::{ApiError, DRAINING_AFTER_S, SOON_S};
 use crate::api::json::json;
 use crate::api::state::SandboxAccess;
 use crate::outcome::{PauseReason, ResumeReason};
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::backoff::TooEarly;
 use crate::sandboxes::entry::SandboxEntry;
-use crate::sandboxes::pause::{PauseError, PauseRequest};
+use crate::sandboxes::pause::{NotMoved, PauseError, PauseRequest};
 use crate::sandboxes::resume::{Connected, ResumeRequest};
 
 body! {
@@ -297,6 +297,7 @@ impl ApiError {
             }
             PauseError::Node(NodeError::Busy { owner_limit }) => Self::restores_busy(owner_limit),
             PauseError::NotTold(_) => Self::not_told(id).caused_by(error),
+            PauseError::Lost(not_moved) => Self::node_lost_sandbox(not_moved, id).caused_by(error),
             PauseError::TooEarly(TooEarly { why, wait_s }) => {
                 let why = format!(
                     "sandbox \"{id}\" is still paused: it could not be resumed lately, and is not tried again for \
@@ -311,6 +312,24 @@ impl ApiError {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, why).caused_by(error)
             }
             other => Self::not_changed_in_state(other),
+        }
+    }
+
+    /// 503: the node of a paused sandbox is connected and has nothing of it, and its copy stays in the blob store.
+    fn node_lost_sandbox(not_moved: NotMoved, id: impl std::fmt::Display) -> Self {
+        let why = format!(
+            "sandbox \"{id}\" is still paused: its node is connected and has lost the sandbox, and {not_moved}"
+        );
+        let retry_after_s = match not_moved {
+            // Its operator has to find out why.
+            NotMoved::NoCopy => None,
+            NotMoved::Draining => Some(DRAINING_AFTER_S),
+            NotMoved::Changed | NotMoved::NoNode | NotMoved::NoRoom => Some(SOON_S),
+        };
+        let error = |why| Self::new(StatusCode::SERVICE_UNAVAILABLE, why).code("node_lost_sandbox");
+        match retry_after_s {
+            Some(seconds) => error(format!("{why}: try again later")).retry_after(seconds),
+            None => error(why),
         }
     }
 
@@ -342,6 +361,53 @@ impl ApiError {
             .code("not_supported")
             .caused_by(error),
             other => Self::internal().caused_by(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse as _;
+    use http::header;
+
+    use super::*;
+
+    /// What a client is told is not that the node is away.
+    #[tokio::test]
+    async fn a_node_that_has_lost_a_sandbox_is_connected() {
+        for (not_moved, why, retry_after) in [
+            (NotMoved::NoCopy, "the blob store has no usable copy", None),
+            (
+                NotMoved::Changed,
+                "the sandbox was changed meanwhile: try again later",
+                Some("1"),
+            ),
+            (
+                NotMoved::NoNode,
+                "no node is connected that can use the copy: try again later",
+                Some("1"),
+            ),
+            (
+                NotMoved::Draining,
+                "every node that can use the copy drains: try again later",
+                Some("10"),
+            ),
+            (
+                NotMoved::NoRoom,
+                "no node that can use the copy has room: try again later",
+                Some("1"),
+            ),
+        ] {
+            let response = ApiError::not_resumed(PauseError::Lost(not_moved), "x").into_response();
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            let told = response.headers().get(header::RETRY_AFTER);
+            assert_eq!(told.map(|told| told.to_str().unwrap()), retry_after, "{not_moved:?}");
+            let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["error_code"], "node_lost_sandbox");
+            let message =
+                format!("sandbox \"x\" is still paused: its node is connected and has lost the sandbox, and {why}");
+            assert_eq!(body["message"], message);
         }
     }
 }

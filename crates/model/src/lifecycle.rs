@@ -17,7 +17,8 @@
 //! What is kept of a paused sandbox is [`Kept`]: its processes, stopped in the memory of the host, or its disk alone.
 //!
 //! Only [`State::next`] changes a state. Which changes of a row a database makes follows from it, see [`row`]; what becomes
-//! of a command to a sandbox in each state is decided in [`command`].
+//! of a command to a sandbox in each state is decided in [`command`], and whether a paused sandbox moves to another node before a
+//! resume in [`moving`].
 //!
 //! Every state but `running` and `paused` is a window in which a crash of the platform leaves work to do. What the next
 //! start does with a row that it finds is [`State::recovery`]:
@@ -34,6 +35,7 @@
 //! | `gone` | removed | removed |
 
 pub mod command;
+pub mod moving;
 pub mod row;
 
 use serde::{Deserialize, Serialize};

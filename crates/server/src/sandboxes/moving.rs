@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::id::{NodeId, SandboxId, TeamId};
+use model::lifecycle::moving::{BeforeResume, Home, Link, MoveReason, NotTaken};
 use model::lifecycle::{Kept, State};
 use model::secret::Secret;
 use protocol::node::{Failure, NodeError, UnpackSandbox, UnpackedSandbox};
@@ -51,19 +52,6 @@ const DOWNLOAD_OF_DRAINING: Duration = Duration::from_secs(30);
 /// Pause before a node is told again to throw a sandbox away.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Why a sandbox leaves its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
-    /// The node gets no new sandboxes.
-    Draining,
-    /// The node is not connected.
-    Away,
-    /// The host of the node has no capacity.
-    Full,
-    /// The node is connected, and has nothing of the sandbox: its disk was lost or replaced.
-    Lost,
-}
-
 /// A copy that a sandbox can be made of.
 struct Parcel {
     id: String,
@@ -78,43 +66,43 @@ impl Sandboxes {
             return Ok(false);
         }
         let node = &turn.node;
-        if node.lacks.lock().contains(&turn.id) {
-            // It has nothing that could be resumed.
-            return match self.move_from(turn, Why::Lost).await? {
-                Ok(()) => Ok(true),
-                Err(why) if is_connected(node) => Err(PauseError::Lost(why)),
-                Err(_) => Err(PauseError::Node(NodeError::Away)),
+        let mut home = Home {
+            has_lost: node.lacks.lock().contains(&turn.id),
+            drains: node.is_draining(),
+            link: Link::Connected,
+            has_copy: false,
+        };
+        loop {
+            home.link = link_of(turn);
+            if home.link != Link::Connected && !home.has_copy {
+                home.has_copy = self.has_parcel(&turn.id).await?;
+            }
+            let reason = match home.before_resume() {
+                BeforeResume::Resume => return Ok(false),
+                BeforeResume::Wait => {
+                    tokio::time::sleep(LOOK).await;
+                    continue;
+                }
+                BeforeResume::Move(reason) => reason,
             };
-        }
-        if node.is_draining() {
-            match self.move_from(turn, Why::Draining).await {
+            let within = match reason {
+                MoveReason::Draining => DOWNLOAD_OF_DRAINING,
+                MoveReason::Away | MoveReason::Lost => DOWNLOAD,
+            };
+            match self.move_from(turn, reason.as_str(), within).await {
                 Ok(Ok(())) => return Ok(true),
-                Ok(Err(_)) => {}
-                // It is where it was, and can be resumed there.
-                Err(error) if is_connected(node) => {
+                Ok(Err(why)) => match reason.not_taken(is_connected(node)) {
+                    NotTaken::Resume => return Ok(false),
+                    NotTaken::DecideAgain => home.drains = false,
+                    NotTaken::RefuseAway => return Err(PauseError::Node(NodeError::Away)),
+                    NotTaken::RefuseLost => return Err(PauseError::Lost(why)),
+                },
+                Err(error) if reason.resumes_after_failure(is_connected(node)) => {
                     tracing::warn!(sandbox.id = %turn.id, error = %Chain(&error), "a sandbox stays on a node that drains");
+                    return Ok(false);
                 }
                 Err(error) => return Err(error),
             }
-        }
-        if is_connected(node) || !self.has_parcel(&turn.id).await? {
-            return Ok(false);
-        }
-        while !node.over.is_cancelled() && turn.state() == State::Paused {
-            match node.handle.away_for() {
-                None => return Ok(false),
-                Some(away) if away >= PATIENCE => break,
-                Some(_) => tokio::time::sleep(LOOK).await,
-            }
-        }
-        if self.move_from(turn, Why::Away).await?.is_ok() {
-            return Ok(true);
-        }
-        // A resume that begins makes the copy that of an earlier pause, and this one would reach nobody.
-        if is_connected(node) {
-            Ok(false)
-        } else {
-            Err(PauseError::Node(NodeError::Away))
         }
     }
 
@@ -123,7 +111,7 @@ impl Sandboxes {
         if self.parcels.is_none() || turn.is_in_memory() {
             return false;
         }
-        match self.move_from(turn, Why::Full).await {
+        match self.move_from(turn, "full", DOWNLOAD).await {
             Ok(moved) => moved.is_ok(),
             Err(error) => {
                 tracing::warn!(sandbox.id = %turn.id, error = %Chain(&error), "a sandbox stays on a host without capacity for it");
@@ -153,8 +141,13 @@ impl Sandboxes {
         }
     }
 
-    /// Moves a paused sandbox from a node that has a session.
-    async fn move_from(self: &Arc<Self>, turn: &Turn<'_>, why: Why) -> Result<Result<(), NotMoved>, PauseError> {
+    /// Moves a paused sandbox from a node that has a session. The log says `why`.
+    async fn move_from(
+        self: &Arc<Self>,
+        turn: &Turn<'_>,
+        why: &'static str,
+        within: Duration,
+    ) -> Result<Result<(), NotMoved>, PauseError> {
         let Some(parcels) = &self.parcels else {
             return Ok(Err(NotMoved::NoCopy));
         };
@@ -166,20 +159,15 @@ impl Sandboxes {
             return Ok(Err(NotMoved::Changed));
         };
         let from = Leaving::Held(&turn.node.rows);
-        let within = match why {
-            Why::Draining => DOWNLOAD_OF_DRAINING,
-            Why::Away | Why::Full | Why::Lost => DOWNLOAD,
-        };
         let entry = match self.bring(parcels, &row, &parcel, &from, Some(turn), within).await? {
             Ok(entry) => entry,
             Err(why) => return Ok(Err(why)),
         };
-        tracing::info!(sandbox.id = %turn.id, from = %turn.node.id(), to = %entry.node.id(), ?why, "a paused sandbox has moved to another node");
+        tracing::info!(sandbox.id = %turn.id, from = %turn.node.id(), to = %entry.node.id(), why, "a paused sandbox has moved to another node");
         turn.cut();
         turn.release();
-        if why == Why::Lost {
-            turn.node.lacks.lock().remove(&turn.id);
-        } else {
+        let had_lost = turn.node.lacks.lock().remove(&turn.id);
+        if !had_lost {
             self.throw_away(&turn.node, &turn.id);
         }
         Ok(Ok(()))
@@ -579,6 +567,16 @@ impl Sandboxes {
             // It may be here by now.
             None => Ok(self.entry_of_team(id, team).await.map_err(|_| absent)),
         }
+    }
+}
+
+/// The connection of the node of a sandbox that is about to be resumed. It is waited for while its session lasts, and the sandbox is
+/// not being ended.
+fn link_of(turn: &Turn<'_>) -> Link {
+    match turn.node.handle.away_for() {
+        None => Link::Connected,
+        Some(away) if away >= PATIENCE || turn.node.over.is_cancelled() || turn.state() != State::Paused => Link::Away,
+        Some(_) => Link::Interrupted,
     }
 }
 

@@ -128,8 +128,9 @@ impl NewKey {
 pub(crate) struct TokenSeed(Arc<SecretBox<[u8; 32]>>);
 
 impl TokenSeed {
-    pub(crate) fn new(seed: SecretBox<[u8; 32]>) -> Self {
-        Self(Arc::new(seed))
+    pub(crate) fn new(seed: &SecretBox<[u8; 32]>) -> Self {
+        let copy = |to: &mut [u8; 32]| to.copy_from_slice(seed.expose_secret());
+        Self(Arc::new(SecretBox::init_with_mut(copy)))
     }
 
     /// The agent token of a sandbox.
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(hash_access_token(&token.expose()), Ok(token.hash()));
         assert_eq!(hash_api_key(&token.expose()), Err(InvalidKey::Prefix));
         assert_eq!(hash_access_token(&one.expose()), Err(InvalidKey::Prefix));
-        let seed = TokenSeed::new(SecretBox::new(Box::new([7; 32])));
+        let seed = TokenSeed::new(&SecretBox::new(Box::new([7; 32])));
         let derived = NewKey::derived(&seed, "a row");
         assert_eq!(derived.expose(), NewKey::derived(&seed, "a row").expose());
         assert_ne!(derived.expose(), NewKey::derived(&seed, "another").expose());
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn tokens_differ_by_sandbox_and_purpose() {
-        let seed = TokenSeed::new(SecretBox::new(Box::new([7; 32])));
+        let seed = TokenSeed::new(&SecretBox::new(Box::new([7; 32])));
         let id: SandboxId = "iabc".parse().expect("an id");
         let other: SandboxId = "iabd".parse().expect("an id");
         let token = seed.access_token(&id);

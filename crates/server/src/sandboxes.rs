@@ -34,6 +34,7 @@ pub(crate) mod resume;
 mod shutdown;
 pub(crate) mod snapshot;
 mod start_command;
+mod started;
 mod stop;
 pub(crate) mod tracked;
 pub(crate) mod unrecorded;

@@ -12,10 +12,9 @@ use model::id::{SandboxId, TeamId, UserId};
 use model::network::EgressPolicy;
 use model::placement::Outcome;
 use model::sandbox::{EnvVars, SandboxSpec};
-use protocol::agent::{self, Init};
+use protocol::agent::Init;
 use protocol::node::{Image, NodeError, Stage, StartSandbox, StartedSandbox};
 use secrecy::ExposeSecret;
-use store::Change;
 use store::error::StoreError;
 use store::sandboxes::{NewSandbox, SandboxRow};
 
@@ -25,7 +24,7 @@ use super::idempotency::KeyClaim;
 use super::policy::PolicyContext;
 use super::repositories::preparation_policy;
 use crate::admission::Admission;
-use crate::admission::quota::{OverQuota, Reservation, ResourceUse};
+use crate::admission::quota::{OverQuota, Reservation};
 use crate::agent::AgentError;
 use crate::builds::recipe::{BuildSpec, layers_of};
 use crate::clock::{SECOND_US, rfc3339};
@@ -34,7 +33,6 @@ use crate::nodes::placement::Sent;
 use crate::nodes::{ServedNode, done};
 use crate::outcome::CreateOutcome;
 use crate::pool::{Creating, PoolKey, Taken};
-use crate::records::LifecycleEvent;
 use crate::repositories::{Repository, RepositoryError, Target};
 use crate::seal::SealError;
 use crate::start_command::waits_as_long_for_a_client;
@@ -361,75 +359,6 @@ impl Sandboxes {
         Ok(Created { row, stages })
     }
 
-    /// Stores the row of a sandbox that runs. If it fails, the sandbox is ended.
-    pub(super) async fn insert_started(
-        self: &Arc<Self>,
-        node: &Arc<ServedNode>,
-        new: NewSandbox,
-        agent_version: &str,
-        timeout_s: u32,
-    ) -> Result<(SandboxRow, Stage), CreateError> {
-        let id = new.id.clone();
-        // The start does not count as lifetime, so the times are taken now.
-        let now_us = self.clock.now_us();
-        let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(new.max_end_us);
-        let version = known_version(agent_version);
-        let clock = Instant::now();
-        match self.store_running(node, new, (now_us, end_us), version).await {
-            Ok(row) => Ok((row, Stage::new("store", clock.elapsed()))),
-            Err(error) => {
-                self.discard(node, &id).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Stores the row of a sandbox that runs. Where there are several servers, only the database knows whether its team is within
-    /// its limits: what each of them knows of the others is some time old.
-    async fn store_running(
-        &self,
-        node: &ServedNode,
-        new: NewSandbox,
-        (started_us, end_us): (i64, i64),
-        version: &str,
-    ) -> Result<SandboxRow, CreateError> {
-        let rows = &node.rows;
-        if self.nodes.have_several_servers() {
-            let quota = node.admission.quota_of(&new.team_id).await?;
-            if let Some(most) = quota.most() {
-                let share = ResourceUse::one_sandbox(new.cpu_count, new.memory_mb);
-                let stored = rows.sandbox_insert_running_within(new, started_us, end_us, version, most);
-                return Ok(stored.await?.map_err(|used| quota.over_by(used, share))?);
-            }
-        }
-        Ok(rows.sandbox_insert_running(new, started_us, end_us, version).await?)
-    }
-
-    /// Stores that a sandbox runs which has a row and which the node has started. If it fails, the sandbox is ended.
-    pub(super) async fn store_start(
-        self: &Arc<Self>,
-        node: &Arc<ServedNode>,
-        row: SandboxRow,
-        agent_version: &str,
-        timeout_s: u32,
-    ) -> Result<SandboxRow, CreateError> {
-        // The start does not count as lifetime, so the times are taken now.
-        let now_us = self.clock.now_us();
-        let end_us = (now_us + i64::from(timeout_s) * SECOND_US).min(row.max_end_us);
-        let version = known_version(agent_version);
-        let change = node
-            .rows
-            .sandbox_started(&row.id, row.version, now_us, end_us, version)
-            .await;
-        let error = match change {
-            Ok(Change::Applied(row)) => return Ok(row),
-            Ok(Change::Stale | Change::Missing) => CreateError::Died,
-            Err(error) => error.into(),
-        };
-        self.discard(node, &row.id).await;
-        Err(error)
-    }
-
     /// Removes what there is of a sandbox that the node has not started.
     pub(super) async fn give_up_start(self: &Arc<Self>, node: &Arc<ServedNode>, id: &SandboxId, error: &NodeError) {
         match error {
@@ -459,26 +388,6 @@ impl Sandboxes {
             | NodeError::Away
             | NodeError::Unreachable(_) => CreateError::Node(error),
         }
-    }
-
-    /// Announces a sandbox whose row says that it runs. `changes` are the rules and secrets from which its policy was made.
-    pub(super) async fn announce(
-        self: &Arc<Self>,
-        row: &SandboxRow,
-        entry: &Arc<SandboxEntry>,
-        changes: u64,
-    ) -> Result<(), CreateError> {
-        if entry.start(row).is_none() {
-            self.discard(&entry.node, &row.id).await;
-            return Err(CreateError::Died);
-        }
-        if self.policies.injections.changes() != changes {
-            // A rule or a secret was changed while the sandbox was starting, when nobody could find it among those that run.
-            self.apply_again(entry).await;
-        }
-        self.tracked.runs(row);
-        self.tracked.log(&row.id, &LifecycleEvent::Created(row));
-        Ok(())
     }
 
     async fn discard_all(self: &Arc<Self>, nodes: &[Arc<ServedNode>], ids: &[SandboxId]) {
@@ -667,34 +576,4 @@ async fn next_of(
         }
     }
     None
-}
-
-/// The version to report for an agent. A version reported from inside a sandbox is used only if it is valid, because
-/// SDKs parse it and fail on anything else.
-pub(super) fn known_version(reported: &str) -> &str {
-    if agent::is_version(reported) {
-        reported
-    } else {
-        agent::VERSION
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_valid_agent_versions_are_reported() {
-        for (reported, want) in [
-            ("0.6.13", "0.6.13"),
-            ("1.2.3", "1.2.3"),
-            ("", agent::VERSION),
-            ("0.6", agent::VERSION),
-            ("0.6.x", agent::VERSION),
-            ("0..1", agent::VERSION),
-            ("0.6.13\0", agent::VERSION),
-        ] {
-            assert_eq!(known_version(reported), want);
-        }
-    }
 }

@@ -11,11 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::Sandboxes;
 use super::change::ChangeError;
-use super::create::known_version;
 use super::deadline::Deadline;
 use super::entry::{Attempt, CountedAs, NotChanged, SandboxEntry, Turn};
 use super::lifecycle::to_json;
 use super::pause::{PauseError, bound, is_unknown, within_session};
+use super::started::known_version;
 use super::unrecorded::Unrecorded;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;

@@ -17,6 +17,13 @@ use crate::one_thread;
 use crate::operator::{self, answer, ask};
 use crate::output::{self, Format, mib};
 
+/// The columns of the list.
+const HEADER: [&str; 12] = [
+    "ID", "TEAM", "TEMPLATE", "STATE", "CPU", "MEMORY", "CACHE", "DISK", "STARTED", "ENDS", "NODE", "SERVER",
+];
+/// The first column about nodes, which a platform in one process has none of.
+const NODES_FROM: usize = 10;
+
 /// Runs the command.
 ///
 /// # Errors
@@ -54,10 +61,14 @@ async fn list(dir: &DataDir, team: Option<&str>, order: SandboxOrder, format: Fo
     let mut sandboxes: Vec<OperatorSandbox> = ask(dir, Method::GET, "/sandboxes").await?;
     sandboxes.retain(|sandbox| team.is_none_or(|team| sandbox.team == team));
     sort(&mut sandboxes, order);
-    let header = [
-        "ID", "TEAM", "TEMPLATE", "STATE", "CPU", "MEMORY", "CACHE", "DISK", "STARTED", "ENDS",
-    ];
-    output::list(format, sandboxes, &header, |sandbox| row(&sandbox))
+    let with_nodes = has_nodes(&sandboxes);
+    let header = if with_nodes { &HEADER[..] } else { &HEADER[..NODES_FROM] };
+    output::list(format, sandboxes, header, |sandbox| row(&sandbox, with_nodes))
+}
+
+/// Whether some sandbox has a node that is a process of its own.
+fn has_nodes(sandboxes: &[OperatorSandbox]) -> bool {
+    sandboxes.iter().any(|sandbox| sandbox.node.is_some())
 }
 
 /// The largest first; sandboxes that were not measured yet come last.
@@ -95,13 +106,13 @@ fn sort(sandboxes: &mut [OperatorSandbox], order: SandboxOrder) {
     }
 }
 
-fn row(sandbox: &OperatorSandbox) -> Vec<String> {
+fn row(sandbox: &OperatorSandbox, with_nodes: bool) -> Vec<String> {
     let used = |measure: fn(&OperatorUsage) -> String| sandbox.usage.as_ref().map_or("-".to_owned(), measure);
-    vec![
+    let mut cells = vec![
         sandbox.id.clone(),
         sandbox.team.clone(),
         sandbox.template.clone(),
-        sandbox.state.clone(),
+        state(sandbox),
         used(|usage| format!("{:.0}%", usage.cpu_percent)),
         used(|usage| mib(usage.memory_used_bytes)),
         used(|usage| mib(usage.memory_cache_bytes)),
@@ -112,7 +123,22 @@ fn row(sandbox: &OperatorSandbox) -> Vec<String> {
         },
         sandbox.started_at.clone(),
         sandbox.end_at.clone(),
-    ]
+    ];
+    if with_nodes {
+        let node = sandbox.node_name.as_ref().or(sandbox.node.as_ref());
+        for name in [node, sandbox.server.as_ref()] {
+            cells.push(name.map_or("-".to_owned(), Clone::clone));
+        }
+    }
+    cells
+}
+
+/// The state of a sandbox. What is known of one whose node is away is what was known last.
+pub(crate) fn state(sandbox: &OperatorSandbox) -> String {
+    if sandbox.is_node_away {
+        return format!("{} (node away)", sandbox.state);
+    }
+    sandbox.state.clone()
 }
 
 async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
@@ -120,17 +146,25 @@ async fn show(dir: &DataDir, id: &str, format: Format) -> Result<()> {
     if format == Format::Json {
         return output::json(&sandbox);
     }
+    let state = state(&sandbox);
     let mut lines = vec![
         ("id", sandbox.id),
         ("team", sandbox.team),
         ("template", sandbox.template),
-        ("state", sandbox.state),
+        ("state", state),
         ("started", sandbox.started_at),
         ("ends", sandbox.end_at),
         ("cores", sandbox.cpu_count.to_string()),
         ("memory", format!("{} MiB", sandbox.memory_mb)),
         ("disk", format!("{} MiB", sandbox.disk_mb)),
     ];
+    if let Some(id) = sandbox.node {
+        let name = sandbox.node_name.map(|name| format!("{name} ({id})"));
+        lines.push(("node", name.unwrap_or(id)));
+    }
+    if let Some(server) = sandbox.server {
+        lines.push(("server", server));
+    }
     if let Some(kept) = sandbox.kept {
         lines.push(("kept", kept));
     }
@@ -242,6 +276,9 @@ mod tests {
             kept_bytes: None,
             resume_error: None,
             node: None,
+            node_name: None,
+            server: None,
+            is_node_away: false,
             usage: usage.map(|(cpu_percent, memory_used_bytes, disk_used_bytes)| OperatorUsage {
                 at: String::new(),
                 cpu_percent,
@@ -252,6 +289,30 @@ mod tests {
                 sent_bytes: 0,
             }),
         }
+    }
+
+    #[test]
+    fn nodes_are_shown_where_there_are_some() {
+        let part = sandbox("i1", 1, None);
+        assert!(!has_nodes(std::slice::from_ref(&part)));
+        assert_eq!(row(&part, false).len(), NODES_FROM);
+        assert_eq!(row(&part, true)[NODES_FROM..], ["-", "-"]);
+        let other = OperatorSandbox {
+            node: Some("0199d0a6".to_owned()),
+            node_name: Some("worker".to_owned()),
+            server: Some("second".to_owned()),
+            ..part
+        };
+        assert!(has_nodes(std::slice::from_ref(&other)));
+        assert_eq!(row(&other, true)[NODES_FROM..], ["worker", "second"]);
+        assert_eq!(row(&other, true)[3], "running");
+        let away = OperatorSandbox {
+            server: None,
+            is_node_away: true,
+            ..other
+        };
+        assert_eq!(row(&away, true)[3..4], ["running (node away)"]);
+        assert_eq!(row(&away, true)[NODES_FROM..], ["worker", "-"]);
     }
 
     #[test]

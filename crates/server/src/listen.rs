@@ -136,7 +136,7 @@ pub(crate) struct Gateway {
     address: ApiAddress,
     ingress: Ingress,
     /// To other servers; none where this one works alone.
-    forwarding: OnceLock<Forwarding>,
+    forwarding: OnceLock<Arc<Forwarding>>,
     links: SignedLinks,
     credentials: CredentialFilter,
     handshakes: PeerRates,
@@ -171,7 +171,7 @@ impl Gateway {
     }
 
     /// Forwards what is about sandboxes of other servers from now on.
-    pub(crate) fn forward_with(&self, forwarding: Forwarding) {
+    pub(crate) fn forward_with(&self, forwarding: Arc<Forwarding>) {
         // Only the start of a server does, once.
         let _ = self.forwarding.set(forwarding);
     }

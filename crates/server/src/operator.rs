@@ -1,4 +1,4 @@
-//! The operator API: the sandboxes of all teams on this node, served as HTTP on a Unix socket in the data directory.
+//! The operator API: the sandboxes of all teams on all nodes, served as HTTP on a Unix socket in the data directory.
 //!
 //! The REST API shows a team its own sandboxes. The operator has to see all of them: which one uses up the machine,
 //! which team owns it, what its log says, and to be able to kill it. The socket needs no key: it is in a directory that
@@ -10,6 +10,7 @@ mod accept;
 mod access;
 mod backup;
 mod context;
+mod elsewhere;
 pub(crate) mod metrics;
 pub(crate) mod nodes;
 mod sign_in;
@@ -21,7 +22,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use axum::extract::{Path, Query, State};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use http::StatusCode;
 use model::id::TeamId;
 use model::lifecycle;
@@ -32,9 +33,10 @@ use store::records::{LogOrder, LogQuery, LogRow};
 use store::sandboxes::SandboxRow;
 
 pub use self::access::{OperatorAccess, STREAM_PROTOCOL};
-pub(crate) use self::context::Operator;
 pub use self::context::OperatorError;
-use self::context::{ErrorResponse, absent, parse, team_names};
+use self::context::{ErrorResponse, parse, team_names};
+pub(crate) use self::context::{FromServer, Operator};
+use self::elsewhere::{Place, Places, ServedBy};
 pub use self::nodes::{OperatorNodeChange, OperatorNodeStatus, OperatorPaused, OperatorToken};
 pub use self::sign_in::OperatorCode;
 pub use self::socket::OperatorSocket;
@@ -89,6 +91,15 @@ pub struct OperatorSandbox {
     /// The node that it is on, where nodes are processes of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// The name of the node's host, where nodes are processes of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// The name of the host of the server that the node is connected to, if that is another server than the one that was asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// Whether the node is connected to no server. The other fields are what was known of the sandbox last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_node_away: bool,
     /// The latest sample of its usage, if there is one and it is not paused.
     pub usage: Option<OperatorUsage>,
 }
@@ -151,12 +162,16 @@ pub(crate) fn router(operator: Operator) -> Router {
 }
 
 async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<OperatorSandbox>>, ErrorResponse> {
-    let rows = operator.sandboxes.rows_of_server().await?;
+    let rows = match operator.members.get() {
+        Some(_) => operator.store.sandbox_list_joined().await?,
+        None => operator.sandboxes.rows_served().await?,
+    };
+    let places = Places::read(&operator).await?;
     let names = team_names(&operator).await?;
     let mut latest = operator.records.latest_of(&rows).await?;
     let shown = rows.into_iter().map(|row| {
         let latest = latest.remove(&row.id);
-        show(&operator, &names, row, latest.as_ref())
+        show(&operator, &names, &places, row, latest.as_ref())
     });
     let mut shown: Vec<_> = shown.collect();
     let building = operator.builds.sandboxes().into_iter();
@@ -178,10 +193,16 @@ async fn show_sandbox(
     let row = operator.store.sandbox_by_id(&sandbox).await?;
     let row = row.ok_or_else(|| ErrorResponse::no_sandbox(&id))?;
     let latest = operator.records.latest(&row.team_id, &row.id).await?;
-    Ok(Json(show(&operator, &names, row, latest.as_ref())))
+    let places = Places::read(&operator).await?;
+    Ok(Json(show(&operator, &names, &places, row, latest.as_ref())))
 }
 
-async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) -> Result<StatusCode, ErrorResponse> {
+/// Kills a sandbox, through the server that has its node.
+async fn kill_sandbox(
+    State(operator): State<Operator>,
+    Path(id): Path<String>,
+    forwarded: Option<Extension<FromServer>>,
+) -> Result<StatusCode, ErrorResponse> {
     let sandbox = parse(&id)?;
     if let Some(killed) = operator.builds.kill_sandbox(&sandbox).await {
         tracing::info!(sandbox.id = %sandbox, "the operator kills a sandbox of a build");
@@ -198,7 +219,10 @@ async fn kill_sandbox(State(operator): State<Operator>, Path(id): Path<String>) 
         if operator.sandboxes.nodes.end_pooled(&sandbox) {
             return Ok(StatusCode::NO_CONTENT);
         }
-        return Err(absent(&operator, &sandbox).await?);
+        if forwarded.is_some() {
+            return Err(ErrorResponse::no_sandbox(&id));
+        }
+        return elsewhere::kill(&operator, &sandbox).await;
     };
     tracing::info!(sandbox.id = %entry.id, team.id = %entry.team, "the operator kills a sandbox");
     match operator.sandboxes.stop_because(&entry, EndReason::Operator).await {
@@ -273,6 +297,9 @@ fn show_building(names: &HashMap<TeamId, String>, sandbox: &BuildSandbox) -> Ope
         kept_bytes: None,
         resume_error: None,
         node: None,
+        node_name: None,
+        server: None,
+        is_node_away: false,
         usage: None,
     }
 }
@@ -280,12 +307,18 @@ fn show_building(names: &HashMap<TeamId, String>, sandbox: &BuildSandbox) -> Ope
 fn show(
     operator: &Operator,
     names: &HashMap<TeamId, String>,
+    places: &Places,
     row: SandboxRow,
     latest: Option<&Sample>,
 ) -> OperatorSandbox {
     // The registry is the first to know that a sandbox is stopping.
     let state = operator.registry.get(&row.id).map_or(row.state, |entry| entry.state());
     let is_paused = matches!(state, lifecycle::State::Paused | lifecycle::State::Resuming);
+    let place = places.of(row.node_id.as_ref());
+    let server = match place.map(|place| &place.server) {
+        Some(ServedBy::Other(server)) => Some(server.name.clone()),
+        Some(ServedBy::This | ServedBy::None) | None => None,
+    };
     OperatorSandbox {
         id: row.id.as_str().to_owned(),
         team: team_name(names, &row.team_id),
@@ -309,6 +342,15 @@ fn show(
             .node_id
             .filter(|node| *node != operator.sandboxes.home)
             .map(|node| node.as_str().to_owned()),
+        node_name: place.map(|place| place.name.clone()),
+        server,
+        is_node_away: matches!(
+            place,
+            Some(Place {
+                server: ServedBy::None,
+                ..
+            })
+        ),
         // Of when it ran, otherwise.
         usage: latest.filter(|_| !is_paused).map(usage),
     }
@@ -330,6 +372,9 @@ fn pooled(pooled: &PooledSandbox) -> OperatorSandbox {
         kept_bytes: None,
         resume_error: None,
         node: None,
+        node_name: None,
+        server: None,
+        is_node_away: false,
         usage: None,
     }
 }

@@ -168,6 +168,8 @@ impl Server {
         );
         if let Some(others) = &others {
             let forwarding = Forwarding::new(others, &connections, &server.tasks.streams, &server.tasks.abort);
+            let forwarding = Arc::new(forwarding);
+            let _ = server.operator.forwarding.set(Arc::clone(&forwarding));
             server.gateway.forward_with(forwarding);
             let from_others = FromOthers::new(
                 Arc::clone(&server.gateway),

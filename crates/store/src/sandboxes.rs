@@ -517,6 +517,19 @@ impl Store {
         self.db.read_optional("find a sandbox", query).await
     }
 
+    /// Every sandbox that is not gone, of every team, on the nodes that have joined: those of all servers of a service.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_list_joined(&self) -> Result<Vec<SandboxRow>, StoreError> {
+        let query = sqlx::query(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM sandboxes WHERE state <> 'gone' AND node_id IN (SELECT id FROM joined_nodes) ORDER BY created_us, id"
+        ));
+        self.db.read_all("list the sandboxes of all nodes", query).await
+    }
+
     /// The environment that a sandbox was created with; none if it has none, or there is no such sandbox.
     ///
     /// # Errors

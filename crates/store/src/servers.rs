@@ -53,6 +53,28 @@ pub struct ServedNodeRow {
     pub draining_us: Option<i64>,
 }
 
+/// A node that has joined, for operators: its host, and the server that serves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePlace {
+    /// Id of the node.
+    pub id: NodeId,
+    /// The name of its host.
+    pub name: String,
+    /// The server that serves the node; none while no server does, as far as leases say.
+    pub server: Option<ServerPlace>,
+}
+
+/// A server, for operators: its host, and where other servers reach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerPlace {
+    /// Id of the server.
+    pub id: NodeId,
+    /// The name of its host.
+    pub name: String,
+    /// Where other servers reach it; none if it works alone.
+    pub address: Option<String>,
+}
+
 /// The sandboxes of a team that are alike, on nodes that other servers serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UseElsewhere {
@@ -135,6 +157,26 @@ impl FromColumns for ServedNodeRow {
             id: columns.id("id")?,
             lease: lease(columns)?,
             draining_us: columns.int_opt("draining_us")?,
+        })
+    }
+}
+
+impl FromColumns for NodePlace {
+    const TABLE: &'static str = "joined_nodes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let server = match columns.id_opt("server_id")? {
+            None => None,
+            Some(id) => Some(ServerPlace {
+                id,
+                name: columns.text("server_name")?,
+                address: columns.text_opt("address")?,
+            }),
+        };
+        Ok(Self {
+            id: columns.id("id")?,
+            name: columns.text("name")?,
+            server,
         })
     }
 }
@@ -302,6 +344,22 @@ impl Store {
              WHERE j.forgotten_us IS NULL ORDER BY j.id",
         );
         self.db.read_all("list who serves which node", query).await
+    }
+
+    /// All nodes that have joined, also those that were forgotten, with the servers that serve them at `now_us` of the time of
+    /// leases.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn node_place_list(&self, now_us: i64) -> Result<Vec<NodePlace>, StoreError> {
+        let query = sqlx::query(
+            "SELECT j.id, j.name, s.id AS server_id, s.name AS server_name, s.address FROM joined_nodes j \
+             LEFT JOIN nodes n ON n.id = j.id AND n.lease_until_us > $1 \
+             LEFT JOIN (SELECT h.lease_owner, v.id, v.name, v.address FROM nodes h JOIN servers v ON v.id = h.id) s \
+             ON s.lease_owner = n.lease_owner ORDER BY j.id",
+        )
+        .bind(now_us);
+        self.db.read_all("list nodes and their servers", query).await
     }
 
     /// What each team has on nodes that other servers than that of `owner` serve.

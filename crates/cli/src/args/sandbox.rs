@@ -8,6 +8,9 @@ use crate::output::Format;
 #[derive(Debug, Subcommand)]
 pub(crate) enum SandboxCommand {
     /// List the sandboxes of all teams with their resource usage
+    ///
+    /// Of several servers on one database, any lists those on the nodes of all. The usage of those of other servers is that which
+    /// they have stored last. Sandboxes of builds, and those that are kept ready, are listed by their own server alone.
     List {
         /// List only those of this team
         #[arg(long, value_name = "TEAM")]
@@ -50,6 +53,9 @@ pub(crate) enum SandboxCommand {
     /// Every user of the host can connect to a port while it is forwarded. Up to 64 connections are open at a time; more wait.
     Forward(ForwardArgs),
     /// Kill sandboxes, and wait until their processes are gone
+    ///
+    /// Of several servers on one database, any kills those on the nodes of all; sandboxes of builds, and those that are kept ready,
+    /// are killed at their own server.
     Kill {
         /// IDs of the sandboxes
         #[arg(required = true)]

@@ -89,7 +89,7 @@ pub(super) fn cells(sandbox: &OperatorSandbox, now_us: i64) -> Vec<String> {
     let percent = cpu(sandbox);
     vec![
         text(&sandbox.id),
-        text(&sandbox.state),
+        text(&crate::sandboxes::state(sandbox)),
         if percent < 0.0 {
             "-".to_owned()
         } else {
@@ -152,6 +152,9 @@ pub(super) mod tests {
             kept_bytes: None,
             resume_error: None,
             node: None,
+            node_name: None,
+            server: None,
+            is_node_away: false,
             usage: used.map(|(cpu_percent, memory_used_bytes)| OperatorUsage {
                 at: String::new(),
                 cpu_percent,

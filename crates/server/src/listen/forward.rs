@@ -19,7 +19,7 @@ use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use formats::percent::{self, Plus};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use link::ServerLink;
 use model::id::{SandboxId, TeamId};
@@ -27,14 +27,16 @@ use proxy::ingress::answer::Answer;
 use proxy::ingress::route::Target;
 use proxy::ingress::{ClientBody, Ingress, refusal};
 use tokio::sync::OwnedSemaphorePermit;
+use tower::ServiceExt as _;
 
 use self::paths::{creates, resumes, sandbox_in, template_worked_on};
 use super::Gateway;
 use super::forwarding::to_others::{API, API_CHOSEN, Chosen};
-use super::forwarding::{ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE};
+use super::forwarding::{ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE, path_of};
 use crate::api::{ApiError, Unplaced, credential, find_own_template, read_limited};
 use crate::authentication::{Owner, SessionOwner};
 use crate::ids::new_sandbox_id;
+use crate::operator::FromServer;
 use crate::others::Location;
 use crate::peers::ClientPeer;
 
@@ -377,6 +379,9 @@ impl Gateway {
                 )
                 .map(Body::new);
         };
+        if head.is_operator {
+            return self.kill_for_operator(Request::from_parts(parts, body), &head).await;
+        }
         let client = ClientPeer {
             peer: head.peer,
             is_loopback: head.is_loopback,
@@ -400,6 +405,36 @@ impl Gateway {
         let is_refused = is_create && response.extensions().get::<Unplaced>().is_some();
         let answered = if is_here && !is_refused { HERE } else { NOT_HERE };
         // Also in place of what a program in a sandbox has sent.
+        response.headers_mut().insert(ANSWERED, answered);
+        response
+    }
+
+    /// Kills a sandbox for the operator, who has asked another server.
+    ///
+    /// No client can ask for that. Its head comes on a stream between servers alone, and the server that opens the stream writes
+    /// the head anew for each request of a client, in place of whatever the client has sent under that name ([`Forwarding::send`]).
+    /// A client that sends the head to a server itself is not asked for one: only this function's caller reads it. And the head
+    /// opens nothing else of the operator API.
+    async fn kill_for_operator(&self, mut request: Request<ClientBody>, head: &Head) -> Response<Body> {
+        let asked = head.sandbox.as_ref().filter(|id| {
+            head.port.is_none() && request.method() == Method::DELETE && request.uri().path() == path_of(id)
+        });
+        let Some(id) = asked else {
+            let why = "of the operator's requests, only one that kills a sandbox is forwarded".to_owned();
+            return self.proxy_answer(&request, &Answer::BadRequest(why));
+        };
+        if !self.is_ready() {
+            return self.proxy_answer(&request, &Answer::Unavailable);
+        }
+        let is_here = self.services.registry.get(id).is_some();
+        // A server that is being stopped waits for it.
+        let _answering = self.requests.token();
+        request.extensions_mut().insert(FromServer);
+        let mut response = match self.operator.clone().oneshot(request.map(Body::new)).await {
+            Ok(response) => response,
+            Err(infallible) => match infallible {},
+        };
+        let answered = if is_here { HERE } else { NOT_HERE };
         response.headers_mut().insert(ANSWERED, answered);
         response
     }

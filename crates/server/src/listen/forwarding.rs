@@ -6,15 +6,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::body::Body;
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use model::id::{SandboxId, TeamId, UserId};
 use proxy::ingress::route::Target;
 use proxy::ingress::{Access, ClientBody, Dial, Ingress};
 use serde::{Deserialize, Serialize};
+use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::to_others::{AllChosen, Api, ToOthers, Traffic};
+use self::to_others::{API, AllChosen, Api, ToOthers, Traffic};
 use crate::others::{Location, OtherServers};
 use crate::peers::{ClientPeer, Peer};
 use crate::settings::ConnectionLimits;
@@ -27,6 +29,9 @@ pub(super) const ANSWERED: HeaderName = HeaderName::from_static("x-ringfence-ans
 pub(super) const HERE: HeaderValue = HeaderValue::from_static("here");
 /// The answer of a server that does not have it any more.
 pub(super) const NOT_HERE: HeaderValue = HeaderValue::from_static("not-here");
+
+/// What stands in place of the id of a credential where the operator acts for a team.
+const OPERATOR: &str = "operator";
 
 /// What a request is about, and for whom.
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,6 +46,10 @@ pub(super) struct Head {
     pub(super) is_tls: bool,
     /// Whom a session of the dashboard acts for, which the server that has the session has checked.
     pub(super) owner: Option<HeadOwner>,
+    /// Whether the operator asks, through the socket or a session of the operator at the other server, to kill the sandbox.
+    /// That is all that it allows. A server that does not know this field yet kills the sandbox as `owner` asks.
+    #[serde(default)]
+    pub(super) is_operator: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -56,6 +65,8 @@ pub(crate) struct Forwarding {
     pub(super) traffic: Ingress,
     /// Apart, so that the limits of traffic are not those of the API.
     pub(super) api: Ingress,
+    /// Apart, so that no client can use up the connections with which the operator ends a sandbox.
+    operator: Ingress,
     pub(super) chosen: AllChosen,
 }
 
@@ -66,7 +77,7 @@ impl fmt::Debug for Forwarding {
 }
 
 /// What became of a forwarded request.
-pub(super) enum Forwarded {
+pub(crate) enum Forwarded {
     /// The other server has answered.
     Answered(Response<Body>),
     /// The other server has answered that it does not have the sandbox.
@@ -95,6 +106,7 @@ impl Forwarding {
         Self {
             traffic: through(Arc::new(Traffic(to_others()))),
             api: through(Arc::new(Api(to_others()))),
+            operator: through(Arc::new(Api(to_others()))),
             others: Arc::clone(others),
             chosen,
         }
@@ -103,6 +115,42 @@ impl Forwarding {
     /// The servers that requests are forwarded to.
     pub(super) fn others(&self) -> &OtherServers {
         &self.others
+    }
+
+    /// Has the server that has the node of a sandbox kill it, for the operator. None if no other server has that.
+    pub(crate) async fn kill_for_operator(&self, row: &SandboxRow) -> Option<Forwarded> {
+        // What was noted a moment ago is not enough for the operator, who asks seldom.
+        self.others.forget(&row.id);
+        let Location::At(_) = self.others.find(&row.id, None).await else {
+            return None;
+        };
+        let client = ClientPeer {
+            peer: None,
+            is_loopback: true,
+            is_tls: false,
+        };
+        let head = Head {
+            // For a server that does not know the operator's requests.
+            owner: Some(HeadOwner {
+                credential: OPERATOR.to_owned(),
+                team: row.team_id.clone(),
+                user: row.user_id.clone(),
+            }),
+            is_operator: true,
+            ..Head::of(Some(row.id.clone()), None, client)
+        };
+        let mut request = Request::new(self.operator.body_of(Bytes::new()));
+        *request.method_mut() = Method::DELETE;
+        *request.uri_mut() = Uri::try_from(path_of(&row.id)).expect("ids are letters and digits");
+        let target = Target {
+            id: row.id.clone(),
+            port: API,
+        };
+        let forwarded = self.send(request, &head, &target, &self.operator).await;
+        if let Forwarded::NotThere(_) = forwarded {
+            self.others.forget(&row.id);
+        }
+        Some(forwarded)
     }
 
     /// Whether a sandbox that is not in the registry is on a node of another server, on behalf of a client.
@@ -131,6 +179,11 @@ impl Forwarding {
     }
 }
 
+/// The path of a request that kills a sandbox.
+pub(super) fn path_of(id: &SandboxId) -> String {
+    format!("/sandboxes/{id}")
+}
+
 impl Head {
     /// What a request is about, for a client.
     pub(super) fn of(sandbox: Option<SandboxId>, port: Option<u16>, client: ClientPeer) -> Self {
@@ -141,6 +194,7 @@ impl Head {
             is_loopback: client.is_loopback,
             is_tls: client.is_tls,
             owner: None,
+            is_operator: false,
         }
     }
 
@@ -153,6 +207,13 @@ impl Head {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_head_of_an_earlier_server_is_not_the_operators() {
+        let of_earlier = r#"{"sandbox":null,"port":null,"peer":null,"is_loopback":true,"is_tls":false,"owner":null}"#;
+        let read: Head = serde_json::from_str(of_earlier).expect("a head");
+        assert!(!read.is_operator);
+    }
 
     #[test]
     fn a_head_is_the_same_after_its_way() {

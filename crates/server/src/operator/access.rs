@@ -24,7 +24,8 @@ use tokio::io::copy_bidirectional_with_sizes;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
-use super::context::{ErrorResponse, Operator, absent, parse};
+use super::context::{ErrorResponse, Operator, parse};
+use super::elsewhere::absent;
 use super::streams::STREAMS;
 use crate::chain::Chain;
 use crate::outcome::OperatorCommand;

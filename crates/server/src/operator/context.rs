@@ -17,10 +17,10 @@ use super::streams::Streams;
 use crate::builds::Builds;
 use crate::chain::Chain;
 use crate::dashboard::Dashboard;
+use crate::listen::forwarding::Forwarding;
 use crate::members::NodeMembers;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
-use crate::sandboxes::elsewhere::AbsentError;
 use crate::sandboxes::registry::Registry;
 
 /// The body of an error response.
@@ -65,7 +65,13 @@ pub(crate) struct Operator {
     pub(crate) metrics: MetricSources,
     /// The nodes that may join; unset where the node is a part of the server.
     pub(crate) members: Arc<OnceLock<Arc<NodeMembers>>>,
+    /// The way to the other servers; unset where this one works alone.
+    pub(crate) forwarding: Arc<OnceLock<Arc<Forwarding>>>,
 }
+
+/// Extension of a request that another server has forwarded for the operator: it is answered here, and goes no further.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FromServer;
 
 impl FromRef<Operator> for MetricSources {
     fn from_ref(operator: &Operator) -> Self {
@@ -77,27 +83,6 @@ impl FromRef<Operator> for MetricSources {
 pub(super) async fn team_names(operator: &Operator) -> Result<HashMap<TeamId, String>, StoreError> {
     let teams = operator.store.team_list().await?;
     Ok(teams.into_iter().map(|team| (team.id, team.name)).collect())
-}
-
-/// The error for a sandbox that is not in the registry.
-pub(super) async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorResponse, StoreError> {
-    let row = operator.store.sandbox_by_id(id).await?;
-    let why = match &row {
-        Some(row) => operator.sandboxes.absent(row).await?,
-        None => AbsentError::Unknown,
-    };
-    Ok(match why {
-        AbsentError::Away { node } => ErrorResponse(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("sandbox {id} is on node {node}, which is not connected: see `ringfence node list`"),
-        ),
-        AbsentError::Elsewhere { node } => ErrorResponse(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("sandbox {id} is on node {node}: use the command there"),
-        ),
-        AbsentError::Unknown => ErrorResponse::no_sandbox(id.as_str()),
-        AbsentError::Store(error) => error.into(),
-    })
 }
 
 /// The id of a sandbox in a path.

@@ -72,6 +72,7 @@ impl Served {
             streams: operator::Streams::new(tasks.streams.clone()),
             metrics: metric_sources.clone(),
             members: Arc::default(),
+            forwarding: Arc::default(),
         };
         let routers = Routers {
             api,

@@ -37,6 +37,7 @@ mod nodes;
 mod not_built;
 mod openapi;
 mod operations;
+mod operator_elsewhere;
 mod pause;
 mod pause_limits;
 mod platform;

@@ -57,6 +57,23 @@ pub(crate) async fn a_sandbox_leads_to_the_server_of_its_node(db: Database) {
     for number in [1, 2] {
         start(&rows, number).await;
     }
+    // Operators see where nodes are, and every sandbox of theirs.
+    let places = store.node_place_list(50).await.unwrap();
+    let [served, alone] = places.as_slice() else {
+        panic!("{places:?}");
+    };
+    let server = served.server.as_ref().unwrap();
+    assert_eq!((&served.id, served.name.as_str()), (&node_id(7), "a host"));
+    assert_eq!(
+        (&server.id, server.name.as_str(), server.address.as_deref()),
+        (&node_id(1), "one", Some("https://one:1"))
+    );
+    assert_eq!((&alone.id, &alone.server), (&node_id(8), &None));
+    let late = store.node_place_list(i64::MAX).await.unwrap();
+    assert!(late.iter().all(|place| place.server.is_none()), "{late:?}");
+    let listed = store.sandbox_list_joined().await.unwrap();
+    let ids: Vec<_> = listed.into_iter().map(|row| row.id).collect();
+    assert_eq!(ids, [sandbox_id(1), sandbox_id(2)]);
     let route = async || store.sandbox_route(&sandbox_id(1)).await.unwrap().unwrap();
     assert_eq!(
         route().await.server,

@@ -9,8 +9,9 @@ use crate::output::Format;
 pub(crate) enum SandboxCommand {
     /// List the sandboxes of all teams with their resource usage
     ///
-    /// Of several servers on one database, any lists those on the nodes of all. The usage of those of other servers is that which
-    /// they have stored last. Sandboxes of builds, and those that are kept ready, are listed by their own server alone.
+    /// Of several servers on one database, any lists those on the nodes of all. The usage of those of other servers is what these
+    /// have stored last, up to five minutes ago. Sandboxes of builds, and those that are kept ready, are listed by their own server
+    /// alone.
     List {
         /// List only those of this team
         #[arg(long, value_name = "TEAM")]

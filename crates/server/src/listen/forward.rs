@@ -411,10 +411,10 @@ impl Gateway {
 
     /// Kills a sandbox for the operator, who has asked another server.
     ///
-    /// No client can ask for that. Its head comes on a stream between servers alone, and the server that opens the stream writes
-    /// the head anew for each request of a client, in place of whatever the client has sent under that name ([`Forwarding::send`]).
-    /// A client that sends the head to a server itself is not asked for one: only this function's caller reads it. And the head
-    /// opens nothing else of the operator API.
+    /// No client can ask for that. The head is read from streams between servers alone, which only a server can open, and the
+    /// server that opens one writes the head of each request itself, in place of whatever its client has sent under that name
+    /// ([`Forwarding::send`]). At the ports for clients the header means nothing. And the head of the operator opens nothing of the
+    /// operator API but the end of the sandbox that it names.
     async fn kill_for_operator(&self, mut request: Request<ClientBody>, head: &Head) -> Response<Body> {
         let asked = head.sandbox.as_ref().filter(|id| {
             head.port.is_none() && request.method() == Method::DELETE && request.uri().path() == path_of(id)

@@ -228,9 +228,10 @@ export async function mount(root, context) {
       rows.set(id, cells)
     }
     const cells = rows.get(id)
-    if (cells.shownState !== one.state) {
-      cells.shownState = one.state
-      fill(cells.state, stateElement(one.state))
+    const told = one.is_node_away ? `${one.state} (node away)` : one.state
+    if (cells.shownState !== told) {
+      cells.shownState = told
+      fill(cells.state, stateElement(told))
     }
     setText(cells.cpu, one.usage ? `${number(one.usage.cpu_percent).toFixed(0)} % of ${number(one.cpu_count)}` : '–')
     setText(cells.memory, one.usage ? `${bytes(one.usage.memory_used_bytes)} of ${number(one.memory_mb)} MiB` : '–')

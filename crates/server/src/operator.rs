@@ -227,7 +227,13 @@ async fn kill_sandbox(
     tracing::info!(sandbox.id = %entry.id, team.id = %entry.team, "the operator kills a sandbox");
     match operator.sandboxes.stop_because(&entry, EndReason::Operator).await {
         Some(StopOutcome::Gone) => Ok(StatusCode::NO_CONTENT),
-        Some(StopOutcome::Failed | StopOutcome::Away | StopOutcome::Unrecorded) => {
+        Some(StopOutcome::Away) => {
+            let why = format!(
+                "sandbox {id} is on a node that is not connected, and is killed once the node is back: see `ringfence node list`"
+            );
+            Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))
+        }
+        Some(StopOutcome::Failed | StopOutcome::Unrecorded) => {
             let why = format!("sandbox {id} could not be killed yet: retrying, see the log of the platform");
             Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))
         }

@@ -100,7 +100,7 @@ def end_reason(server: Server, sandbox_id: str) -> str:
     def read() -> str | None:
         logged = server.run("sandbox", "logs", sandbox_id, "--format", "json")
         assert logged.returncode == 0, logged.stderr
-        reasons = [entry["fields"]["reason"] for entry in json.loads(logged.stdout) if entry["fields"].get("event") == "sandbox_ending"]
+        reasons = [entry["fields"]["reason"] for entry in json.loads(logged.stdout) if entry["fields"].get("event_type") == "sandbox_ending"]
         return reasons[0] if reasons else None
 
     return until(read, "its log says why it has ended")

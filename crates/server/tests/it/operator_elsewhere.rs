@@ -43,7 +43,7 @@ async fn end_reason(server: &Several, id: &SandboxId) -> String {
             assert_eq!(status, 200, "{entries}");
             let ending = entries.as_array().expect("entries").iter().find_map(|entry| {
                 let fields = &entry["fields"];
-                (fields["event"] == "sandbox_ending").then(|| fields["reason"].as_str())
+                (fields["event_type"] == "sandbox_ending").then(|| fields["reason"].as_str())
             });
             if let Some(reason) = ending {
                 return reason.expect("a reason").to_owned();

@@ -36,7 +36,7 @@ pub use self::access::{OperatorAccess, STREAM_PROTOCOL};
 pub use self::context::OperatorError;
 use self::context::{ErrorResponse, parse, team_names};
 pub(crate) use self::context::{FromServer, Operator};
-use self::elsewhere::{Place, Places, ServedBy};
+use self::elsewhere::{NodeLocation, NodeLocations, ServedBy};
 pub use self::nodes::{OperatorNodeChange, OperatorNodeStatus, OperatorPaused, OperatorToken};
 pub use self::sign_in::OperatorCode;
 pub use self::socket::OperatorSocket;
@@ -166,12 +166,12 @@ async fn list_sandboxes(State(operator): State<Operator>) -> Result<Json<Vec<Ope
         Some(_) => operator.store.sandbox_list_joined().await?,
         None => operator.sandboxes.rows_served().await?,
     };
-    let places = Places::read(&operator).await?;
+    let locations = NodeLocations::read(&operator).await?;
     let names = team_names(&operator).await?;
     let mut latest = operator.records.latest_of(&rows).await?;
     let shown = rows.into_iter().map(|row| {
         let latest = latest.remove(&row.id);
-        show(&operator, &names, &places, row, latest.as_ref())
+        show(&operator, &names, &locations, row, latest.as_ref())
     });
     let mut shown: Vec<_> = shown.collect();
     let building = operator.builds.sandboxes().into_iter();
@@ -193,8 +193,8 @@ async fn show_sandbox(
     let row = operator.store.sandbox_by_id(&sandbox).await?;
     let row = row.ok_or_else(|| ErrorResponse::no_sandbox(&id))?;
     let latest = operator.records.latest(&row.team_id, &row.id).await?;
-    let places = Places::read(&operator).await?;
-    Ok(Json(show(&operator, &names, &places, row, latest.as_ref())))
+    let locations = NodeLocations::read(&operator).await?;
+    Ok(Json(show(&operator, &names, &locations, row, latest.as_ref())))
 }
 
 /// Kills a sandbox, through the server that has its node.
@@ -313,15 +313,15 @@ fn show_building(names: &HashMap<TeamId, String>, sandbox: &BuildSandbox) -> Ope
 fn show(
     operator: &Operator,
     names: &HashMap<TeamId, String>,
-    places: &Places,
+    locations: &NodeLocations,
     row: SandboxRow,
     latest: Option<&Sample>,
 ) -> OperatorSandbox {
     // The registry is the first to know that a sandbox is stopping.
     let state = operator.registry.get(&row.id).map_or(row.state, |entry| entry.state());
     let is_paused = matches!(state, lifecycle::State::Paused | lifecycle::State::Resuming);
-    let place = places.of(row.node_id.as_ref());
-    let server = match place.map(|place| &place.server) {
+    let location = locations.of(row.node_id.as_ref());
+    let server = match location.map(|location| &location.server) {
         Some(ServedBy::Other(server)) => Some(server.name.clone()),
         Some(ServedBy::This | ServedBy::None) | None => None,
     };
@@ -348,11 +348,11 @@ fn show(
             .node_id
             .filter(|node| *node != operator.sandboxes.home)
             .map(|node| node.as_str().to_owned()),
-        node_name: place.map(|place| place.name.clone()),
+        node_name: location.map(|location| location.name.clone()),
         server,
         is_node_away: matches!(
-            place,
-            Some(Place {
+            location,
+            Some(NodeLocation {
                 server: ServedBy::None,
                 ..
             })

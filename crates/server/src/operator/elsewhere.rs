@@ -21,10 +21,10 @@ const ATTEMPTS: usize = 3;
 const ANSWER_MAX_BYTES: usize = 64 << 10;
 
 /// The nodes that have joined, with where they are; none where the node is a part of the server.
-pub(super) struct Places(HashMap<NodeId, Place>);
+pub(super) struct NodeLocations(HashMap<NodeId, NodeLocation>);
 
 /// Where a node is.
-pub(super) struct Place {
+pub(super) struct NodeLocation {
     /// The name of the node's host.
     pub(super) name: String,
     pub(super) server: ServedBy,
@@ -40,7 +40,7 @@ pub(super) enum ServedBy {
     None,
 }
 
-impl Places {
+impl NodeLocations {
     pub(super) async fn read(operator: &Operator) -> Result<Self, StoreError> {
         let Some(members) = operator.members.get() else {
             return Ok(Self(HashMap::new()));
@@ -56,12 +56,12 @@ impl Places {
                 Some(_) | None => ServedBy::None,
             };
             let name = node.name;
-            (node.id, Place { name, server })
+            (node.id, NodeLocation { name, server })
         });
         Ok(Self(placed.collect()))
     }
 
-    pub(super) fn of(&self, node: Option<&NodeId>) -> Option<&Place> {
+    pub(super) fn of(&self, node: Option<&NodeId>) -> Option<&NodeLocation> {
         self.0.get(node?)
     }
 }
@@ -81,15 +81,15 @@ pub(super) async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorR
     };
     let why = match operator.sandboxes.absent(&row).await? {
         AbsentError::Away { node } | AbsentError::Elsewhere { node } => {
-            match Places::read(operator).await?.of(row.node_id.as_ref()) {
-                Some(Place {
+            match NodeLocations::read(operator).await?.of(row.node_id.as_ref()) {
+                Some(NodeLocation {
                     name,
                     server: ServedBy::Other(server),
                 }) => format!(
                     "sandbox {id} is on node {name} of the server on {}: run the command on the host of that server",
                     host_of(server)
                 ),
-                Some(Place { name, .. }) => {
+                Some(NodeLocation { name, .. }) => {
                     format!("sandbox {id} is on node {name}, which is not connected: see `ringfence node list`")
                 }
                 // A platform of its own, which has the name of its host.
@@ -150,13 +150,13 @@ async fn unanswered(operator: &Operator, id: &SandboxId, outcome: &str) -> Resul
     let Some(row) = operator.store.sandbox_by_id(id).await? else {
         return Ok(ErrorResponse::no_sandbox(id.as_str()));
     };
-    let places = Places::read(operator).await?;
-    let of = match places.of(row.node_id.as_ref()) {
-        Some(Place {
+    let locations = NodeLocations::read(operator).await?;
+    let of = match locations.of(row.node_id.as_ref()) {
+        Some(NodeLocation {
             name,
             server: ServedBy::Other(server),
         }) => format!("node {name} of the server on {}, which", host_of(server)),
-        Some(Place { name, .. }) => format!("node {name}, whose server"),
+        Some(NodeLocation { name, .. }) => format!("node {name}, whose server"),
         None => "a node whose server".to_owned(),
     };
     let why = format!(

@@ -7,8 +7,11 @@ use model::id::SandboxId;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-/// Parcels that are made or unpacked at the same time. Each encrypts or decrypts on a thread.
-const PARCELS: usize = 2;
+/// Parcels that are made at the same time, and those that are unpacked. Each encrypts or decrypts on a thread. These are as many as
+/// a server asks for, which shares them between teams: so no parcel waits here behind those of one team.
+const PACKED: usize = 2;
+const UNPACKED: usize = 4;
+
 /// What goes on with parcels.
 #[derive(Debug)]
 pub(crate) struct Parcels {
@@ -21,8 +24,8 @@ pub(crate) struct Parcels {
 impl Default for Parcels {
     fn default() -> Self {
         Self {
-            packing: Arc::new(Semaphore::new(PARCELS)),
-            unpacking: Arc::new(Semaphore::new(PARCELS)),
+            packing: Arc::new(Semaphore::new(PACKED)),
+            unpacking: Arc::new(Semaphore::new(UNPACKED)),
             arriving: Mutex::default(),
         }
     }

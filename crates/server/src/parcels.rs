@@ -32,20 +32,22 @@ use store::error::StoreError;
 use store::keys::SealedSecret;
 use store::sandboxes::SandboxRow;
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::io::StreamReader;
 
-use crate::layers::turns::Payer;
+use crate::layers::turns::{Payer, QueueFull, Turn, Turns};
 use crate::node::kept_bytes;
 use crate::nodes::ServedNode;
 use crate::seal::{SealError, Sealer};
 
-/// Sandboxes that are copied at the same time.
+/// Sandboxes that are copied at the same time. A team has half of them at most.
 const UPLOADS: usize = 2;
-/// Copies that are fetched at the same time.
+/// Copies that are fetched at the same time. A team has half of them at most.
 const DOWNLOADS: usize = 4;
+/// Resumes of a team that wait for their copies to be fetched. Its sandboxes that are to be copied may wait in any number: each is a
+/// task that waits in any case.
+const DOWNLOADS_WAITING: usize = 1024;
 /// How long a node may send nothing of a copy.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Chunks of one copy that are sent to the blob store, or fetched from it, at the same time.
@@ -89,8 +91,8 @@ pub(crate) struct Parcels {
     sealer: Sealer,
     /// The owner of the leases of this server.
     pub(crate) owner: OwnerId,
-    uploads: Semaphore,
-    downloads: Semaphore,
+    uploads: Arc<Turns>,
+    downloads: Arc<Turns>,
     /// How much one upload may send, in bytes per second.
     bytes_per_s: Option<u64>,
     /// The sandboxes that are being copied, and whether one has to be looked at again afterwards.
@@ -125,8 +127,8 @@ impl Parcels {
             blobs,
             sealer,
             owner,
-            uploads: Semaphore::new(UPLOADS),
-            downloads: Semaphore::new(DOWNLOADS),
+            uploads: Turns::halved(UPLOADS, usize::MAX),
+            downloads: Turns::halved(DOWNLOADS, DOWNLOADS_WAITING),
             bytes_per_s: mib_per_s.map(|mib| u64::from(mib) << 20),
             packing: Mutex::default(),
             recalls: Mutex::default(),
@@ -135,9 +137,22 @@ impl Parcels {
         }
     }
 
-    /// Waits until another sandbox may be copied.
-    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.uploads.acquire().await.ok()
+    /// Waits until another sandbox of a team may be copied. None if too many wait.
+    pub(crate) async fn upload_turn(&self, payer: &Payer) -> Option<Turn> {
+        Some(self.uploads.queue(payer).ok()?.turn().await)
+    }
+
+    /// Waits until another copy of a sandbox of a team may be fetched.
+    ///
+    /// # Errors
+    /// When too many of the team wait.
+    pub(crate) async fn download_turn(&self, payer: &Payer) -> Result<Turn, NodeError> {
+        let place = self.downloads.queue(payer).map_err(|QueueFull| {
+            let why =
+                format!("{DOWNLOADS_WAITING} sandboxes of the team are waiting for their copies in the blob store");
+            NodeError::Unavailable(why)
+        })?;
+        Ok(place.turn().await)
     }
 
     /// The key of a row.
@@ -267,7 +282,8 @@ impl Parcels {
         }
     }
 
-    /// Has a node make a kept sandbox of a copy. Layers below its files that the node lacks are fetched before.
+    /// Has a node make a kept sandbox of a copy, in a turn of its team. Layers below its files that the node lacks are fetched
+    /// before.
     pub(crate) async fn download(
         &self,
         node: &ServedNode,
@@ -275,8 +291,6 @@ impl Parcels {
         request: &UnpackSandbox,
     ) -> Result<UnpackedSandbox, ParcelError> {
         let (id, manifest) = (&request.id, Name::Manifest(request.id.clone(), request.parcel.clone()));
-        // A manifest is held in memory meanwhile.
-        let _turn = self.downloads.acquire().await;
         let (_, content) = self.blobs.get(&manifest).await?;
         let mut object = Vec::new();
         let mut content = content.take(ManifestObject::MAX as u64);

@@ -296,6 +296,18 @@ impl Sandboxes {
         // One that has nothing of the sandbox can be made to have it again.
         let before = entry.filter(|entry| !entry.node.lacks.lock().contains(&entry.id));
         let before = row.node_id.as_ref().filter(|_| entry.is_none() || before.is_some());
+        let (payer, until) = (Some(row.team_id.clone()), Instant::now() + within);
+        if let Err(why) = self.nodes_to_keep(row, before) {
+            return Ok(Err(why));
+        }
+        // Before a node is asked for a permit: who waits here takes nothing of it. A manifest is held in memory afterwards.
+        let _turn = tokio::select! {
+            turn = tokio::time::timeout_at(until, parcels.download_turn(&payer)) => turn.unwrap_or_else(|_| {
+                let why = "copies of other sandboxes are fetched from the blob store: try again later";
+                Err(NodeError::Unavailable(why.to_owned()))
+            }).map_err(PauseError::Node)?,
+            () = until_ended() => return Err(PauseError::Stopping),
+        };
         let nodes = match self.nodes_to_keep(row, before) {
             Ok(nodes) => nodes,
             Err(why) => return Ok(Err(why)),
@@ -311,8 +323,7 @@ impl Sandboxes {
                 key: parcel.key.clone(),
                 with_processes: row.kept == Some(Kept::Checkpoint),
             };
-            let payer = Some(row.team_id.clone());
-            let downloading = tokio::time::timeout(within, parcels.download(&node, &payer, &request));
+            let downloading = tokio::time::timeout_at(until, parcels.download(&node, &payer, &request));
             let downloaded = tokio::select! {
                 downloaded = downloading => downloaded.unwrap_or_else(|elapsed| {
                     Err(NodeError::Unreachable(Failure::of(&elapsed)).into())

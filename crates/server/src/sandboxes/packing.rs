@@ -86,7 +86,7 @@ impl Sandboxes {
         let mut pause = RETRY.0;
         while is_kept(entry) {
             let copying = async {
-                let _turn = parcels.turn().await;
+                let _turn = parcels.upload_turn(&Some(entry.team.clone())).await;
                 self.pack_once(parcels, entry).await
             };
             let copied = tokio::select! {

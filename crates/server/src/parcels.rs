@@ -12,6 +12,8 @@
 //! A copy counts only while the row says that it is of the current pause. All objects of a sandbox lie in one folder, so that they
 //! can be removed without anything that says which there are.
 
+mod progress;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
@@ -32,10 +34,11 @@ use store::error::StoreError;
 use store::keys::SealedSecret;
 use store::sandboxes::SandboxRow;
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::io::StreamReader;
 
+use self::progress::Progress;
 use crate::layers::turns::{Payer, QueueFull, Turn, Turns};
 use crate::node::kept_bytes;
 use crate::nodes::ServedNode;
@@ -48,8 +51,11 @@ const DOWNLOADS: usize = 4;
 /// Resumes of a team that wait for their copies to be fetched. Its sandboxes that are to be copied may wait in any number: each is a
 /// task that waits in any case.
 const DOWNLOADS_WAITING: usize = 1024;
-/// How long a node may send nothing of a copy.
-const SILENCE: Duration = Duration::from_secs(120);
+/// How long a copy that is being made may stand still: a node sends nothing of it, or the blob store takes none of its chunks. The node
+/// may read much that is empty before it has another chunk.
+const UPLOAD_STALL: Duration = Duration::from_secs(120);
+/// How long a copy that is being fetched may stand still: the blob store sends no chunk of it, or the node takes none.
+const DOWNLOAD_STALL: Duration = Duration::from_secs(60);
 /// Chunks of one copy that are sent to the blob store, or fetched from it, at the same time.
 const CHUNKS: usize = 4;
 /// What a copy has at most beyond the disk and the memory of its sandbox, in MiB: files without names, and what describes both.
@@ -64,6 +70,8 @@ pub(crate) enum ParcelError {
     Blobs(#[from] BlobError),
     #[error(transparent)]
     Node(#[from] NodeError),
+    #[error("no part of the copy was moved for {} s", .0.as_secs())]
+    Stalled(Duration),
     #[error("what the node sends is cut")]
     Cut(#[source] io::Error),
     #[error("what the node sends is no copy: {0}")]
@@ -237,18 +245,12 @@ impl Parcels {
         known: &HashSet<ChunkId>,
         most: u64,
     ) -> Result<(Vec<ChunkId>, Bytes, u64), ParcelError> {
-        let stored = |put: Result<Result<u64, BlobError>, JoinError>| -> Result<(), ParcelError> {
-            put.map_err(|error| ParcelError::Cut(io::Error::other(error)))??;
-            Ok(())
-        };
         let mut chunks = Vec::new();
         // They end with this.
         let mut puts = JoinSet::new();
         let (begun, mut sent) = (Instant::now(), 0_u64);
         loop {
-            let record = tokio::time::timeout(SILENCE, Record::read(stream)).await;
-            let record = record.unwrap_or_else(|elapsed| Err(elapsed.into()));
-            match record.map_err(ParcelError::Cut)? {
+            match moving(Record::read(stream)).await?.map_err(ParcelError::Cut)? {
                 Record::Known(chunk) if known.contains(&chunk) => chunks.push(chunk),
                 Record::Known(_) => return Err(ParcelError::Invalid("a chunk that is not in the blob store")),
                 Record::Chunk(chunk, content) => {
@@ -257,10 +259,8 @@ impl Parcels {
                     if sent > most {
                         return Err(ParcelError::Invalid("it is larger than the sandbox can be"));
                     }
-                    if puts.len() >= CHUNKS
-                        && let Some(put) = puts.join_next().await
-                    {
-                        stored(put)?;
+                    if puts.len() >= CHUNKS {
+                        stored(&mut puts).await?;
                     }
                     let (blobs, name) = (Arc::clone(&self.blobs), chunk_name(id, &chunk));
                     puts.spawn(async move { blobs.put(&name, &content[..]).await });
@@ -270,9 +270,7 @@ impl Parcels {
                     }
                 }
                 Record::Manifest(sealed) => {
-                    while let Some(put) = puts.join_next().await {
-                        stored(put)?;
-                    }
+                    while stored(&mut puts).await? {}
                     return Ok((chunks, sealed, sent));
                 }
             }
@@ -303,9 +301,12 @@ impl Parcels {
         let object = ManifestObject::decode(&object.into()).ok_or_else(damaged)?;
         // The node says one at a time, and each may be missing once.
         for _ in 0..=Image::LAYERS_MAX {
-            let failed = Arc::new(Mutex::new(None));
-            let stream = self.stream(id, &object, Arc::clone(&failed));
-            let unpacked = node.handle.unpack_sandbox(request.clone(), stream).await;
+            let (failed, progress) = (Arc::new(Mutex::new(None)), Progress::begun());
+            let stream = self.stream(id, &object, Arc::clone(&failed), progress.clone());
+            let unpacked = tokio::select! {
+                unpacked = node.handle.unpack_sandbox(request.clone(), stream) => unpacked,
+                () = progress.until_stalled(DOWNLOAD_STALL) => return Err(ParcelError::Stalled(DOWNLOAD_STALL)),
+            };
             let cut = failed.lock().take();
             match (unpacked, node.handle.stored()) {
                 (Ok(unpacked), _) => {
@@ -321,8 +322,14 @@ impl Parcels {
         Err(NodeError::failed("the node lacks one layer after another").into())
     }
 
-    /// The records of a copy: its manifest, and then its chunks. Why they are cut is left in `failed`.
-    fn stream(&self, id: &SandboxId, object: &ManifestObject, failed: Arc<Mutex<Option<BlobError>>>) -> LayerStream {
+    /// The records of a copy: its manifest, and then its chunks. Why they are cut is left in `failed`, and each that is taken is noted.
+    fn stream(
+        &self,
+        id: &SandboxId,
+        object: &ManifestObject,
+        failed: Arc<Mutex<Option<BlobError>>>,
+        progress: Progress,
+    ) -> LayerStream {
         let (blobs, id) = (Arc::clone(&self.blobs), id.clone());
         let manifest = std::future::ready(Ok(encoded(Record::Manifest(object.sealed.clone()))));
         let chunks = futures_util::stream::iter(object.chunks.clone()).map(move |chunk| {
@@ -338,7 +345,15 @@ impl Parcels {
                     })
             }
         });
+        let mut left = object.chunks.len();
         let records = futures_util::stream::once(manifest).chain(chunks.buffered(CHUNKS));
+        let records = records.inspect(move |_| {
+            progress.note();
+            if left == 0 {
+                progress.end();
+            }
+            left = left.saturating_sub(1);
+        });
         let records: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>> = Box::pin(records);
         LayerStream::new(Records(StreamReader::new(records)))
     }
@@ -352,6 +367,21 @@ impl Parcels {
         }
         Ok(removed)
     }
+}
+
+/// Waits for a part of a copy that is being made.
+async fn moving<T>(part: impl Future<Output = T>) -> Result<T, ParcelError> {
+    let moved = tokio::time::timeout(UPLOAD_STALL, part).await;
+    moved.map_err(|_| ParcelError::Stalled(UPLOAD_STALL))
+}
+
+/// Waits until another chunk is stored. Returns whether one was left.
+async fn stored(puts: &mut JoinSet<Result<u64, BlobError>>) -> Result<bool, ParcelError> {
+    let Some(put) = moving(puts.join_next()).await? else {
+        return Ok(false);
+    };
+    put.map_err(|error| ParcelError::Cut(io::Error::other(error)))??;
+    Ok(true)
 }
 
 async fn fetch(blobs: &Blobs, id: &SandboxId, chunk: &ChunkId) -> Result<Bytes, BlobError> {

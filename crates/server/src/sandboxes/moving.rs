@@ -36,7 +36,7 @@ use crate::chain::Chain;
 use crate::nodes::{ANYWHERE, Needs, ServedNode};
 use crate::others::is_of_another;
 use crate::outcome::EndReason;
-use crate::parcels::Parcels;
+use crate::parcels::{ParcelError, Parcels};
 use crate::records::LifecycleEvent;
 
 /// How long a node may be away before its paused sandboxes are brought to others: it may be restarted at the moment.
@@ -336,6 +336,7 @@ impl Sandboxes {
             let unpacked = match downloaded {
                 Ok(unpacked) => unpacked,
                 Err(error) => {
+                    let has_stalled = matches!(error, ParcelError::Stalled(_));
                     let error = NodeError::from(error);
                     tracing::warn!(sandbox.id = %row.id, node.id = %node.id(), error = %Chain(&error), "a node does not keep the copy of a sandbox");
                     if matches!(error, NodeError::Unreachable(_)) {
@@ -345,6 +346,10 @@ impl Sandboxes {
                     }
                     if matches!(error, NodeError::Refused(_)) {
                         return Err(PauseError::Node(error));
+                    }
+                    if has_stalled {
+                        // It may go on with what it has got.
+                        self.throw_away(&node, &row.id);
                     }
                     failed = Some(error);
                     continue;

@@ -222,6 +222,31 @@ def test_what_a_node_has_lost_goes_on_from_its_copy(service: Service) -> None:
     runs_once(sandbox)
 
 
+def test_copies_of_what_has_ended_are_removed_and_no_others(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    own = set(copies(gateway))
+    ended = gateway.objects / "parcels" / "iended0000000000000000"
+    left = [ended / ("ab" * 32), ended / ("cd" * 32), ended / f"{'0f' * 16}.manifest"]
+    foreign = [ended / "note.txt", gateway.objects / "parcels" / "NOT A SANDBOX" / ("ab" * 32)]
+    try:
+        for path in [*left, *foreign]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"left")
+        done = server(service).run("gc")
+        assert done.returncode == 0, done.stderr
+        assert [path for path in left if path.exists()] == []
+        assert all(path.exists() for path in foreign)
+        assert own <= set(copies(gateway))
+    finally:
+        for path in foreign:
+            shutil.rmtree(path.parent, ignore_errors=True)
+    kill(place_of(service, sandbox.sandbox_id))
+    goes_on(Sandbox.connect(sandbox.sandbox_id, timeout=600), before, hash_before)
+
+
 def test_a_bucket_that_is_away_holds_up_no_pause(service: Service, gateway: Gateway) -> None:
     sandbox, _ = made()
     gateway.stop()

@@ -27,8 +27,10 @@ pub enum Name {
 }
 
 impl Name {
-    /// What the names of all objects of the platform begin with, below the prefix.
-    pub(crate) const FOLDERS: [&'static str; 3] = ["layers", "files", "parcels"];
+    /// What the names of all objects of builds begin with, below the prefix.
+    pub(crate) const FOLDERS_OF_BUILDS: [&'static str; 2] = ["layers", "files"];
+    /// What the names of all objects of copies begin with, below the prefix.
+    pub(crate) const FOLDER_OF_COPIES: &'static str = "parcels";
 
     /// What the names of all objects of a sandbox begin with, below the prefix.
     pub(crate) fn folder_of(id: &SandboxId) -> String {

@@ -366,13 +366,25 @@ impl Blobs {
         }
     }
 
-    /// Every object of the platform. Objects with other names are not told.
+    /// Every object of builds: layers and uploaded files. Objects with other names are not told.
     pub fn list(&self) -> impl Stream<Item = Result<(Name, Object), BlobError>> + Send + '_ {
-        let folders = futures_util::stream::iter(Name::FOLDERS);
+        let folders = futures_util::stream::iter(Name::FOLDERS_OF_BUILDS);
         folders.flat_map(move |folder| {
             let found = self.inner.store.list(Some(&self.path(folder)));
             found.filter_map(move |meta| std::future::ready(self.listed(folder, meta)))
         })
+    }
+
+    /// Every sandbox that has objects of copies, without those: the bucket tells the folders alone. Folders with other names are not told.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn sandboxes(&self) -> Result<Vec<SandboxId>, BlobError> {
+        let path = self.path(Name::FOLDER_OF_COPIES);
+        let listed = self.inner.store.list_with_delimiter(Some(&path)).await;
+        let listed = listed.map_err(|error| self.inner.failed(Name::FOLDER_OF_COPIES, &error))?;
+        let folders = listed.common_prefixes.iter();
+        Ok(folders.filter_map(|folder| folder.filename()?.parse().ok()).collect())
     }
 
     /// Every object of copies of a sandbox.
@@ -380,6 +392,19 @@ impl Blobs {
         let folder = Name::folder_of(id);
         let found = self.inner.store.list(Some(&self.path(&folder)));
         found.filter_map(move |meta| std::future::ready(self.listed(&folder, meta)))
+    }
+
+    /// Deletes every object of copies of a sandbox, as the bucket tells them, and returns how many. What is stored meanwhile may stay.
+    ///
+    /// # Errors
+    /// When the store fails. Some may be deleted then.
+    pub async fn delete_of(&self, id: &SandboxId) -> Result<usize, BlobError> {
+        let (mut objects, mut deleted) = (Box::pin(self.list_of(id)), 0);
+        while let Some(object) = objects.next().await {
+            self.delete(&object?.0).await?;
+            deleted += 1;
+        }
+        Ok(deleted)
     }
 
     fn listed(

@@ -360,12 +360,7 @@ impl Parcels {
 
     /// Removes all copies of a sandbox that has ended. What is left after a failure is found by the next round.
     pub(crate) async fn remove(&self, id: &SandboxId) -> Result<usize, BlobError> {
-        let (mut objects, mut removed) = (Box::pin(self.blobs.list_of(id)), 0);
-        while let Some(object) = objects.next().await {
-            self.blobs.delete(&object?.0).await?;
-            removed += 1;
-        }
-        Ok(removed)
+        self.blobs.delete_of(id).await
     }
 }
 

@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 
 use blobs::{BlobError, Blobs, Claim, Name, PART};
 use futures_util::TryStreamExt as _;
+use model::id::SandboxId;
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
 use self::gateway::{BUCKET, Gateway, KEY, until};
@@ -176,6 +177,48 @@ async fn objects_of_others_are_not_told() {
         fs::write(path, "y").unwrap();
     }
     assert_eq!(names(&blobs).await, [layer('a')]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_are_found_and_deleted_sandbox_by_sandbox() {
+    let gateway = Gateway::start().await;
+    let blobs = gateway.blobs();
+    assert_eq!(blobs.sandboxes().await.unwrap(), []);
+    let [one, other] = ["ione", "ione2"].map(|id| -> SandboxId { id.parse().unwrap() });
+    let chunk = |id: &SandboxId, digit: &str| Name::Chunk(id.clone(), digit.repeat(64));
+    // More than a page of a listing has.
+    let digits: Vec<String> = (0..1100).map(|number| format!("{number:064x}")).collect();
+    for digits in digits.chunks(50) {
+        let puts = digits.iter().map(|hash| {
+            let name = Name::Chunk(one.clone(), hash.clone());
+            let blobs = &blobs;
+            async move { blobs.put(&name, &b"x"[..]).await.unwrap() }
+        });
+        futures_util::future::join_all(puts).await;
+    }
+    let manifest = Name::Manifest(one.clone(), "0f".repeat(16));
+    let kept = [chunk(&other, "a"), layer('a')];
+    for name in kept.iter().chain([&manifest]) {
+        blobs.put(name, &b"x"[..]).await.unwrap();
+    }
+    let foreign = gateway.file("some/where/parcels/Not An Id/file");
+    fs::create_dir_all(foreign.parent().unwrap()).unwrap();
+    fs::write(&foreign, "x").unwrap();
+    let beside = gateway.file("some/where/parcels/ione/notes.txt");
+    fs::write(&beside, "x").unwrap();
+
+    let mut found = blobs.sandboxes().await.unwrap();
+    found.sort();
+    assert_eq!(found, [one.clone(), other.clone()]);
+    assert_eq!(names(&blobs).await, [layer('a')], "those of builds");
+    assert_eq!(blobs.delete_of(&one).await.unwrap(), digits.len() + 1);
+    assert_eq!(blobs.delete_of(&one).await.unwrap(), 0);
+    for name in &kept {
+        assert!(blobs.head(name).await.unwrap().is_some(), "{name}");
+    }
+    assert!(foreign.exists() && beside.exists());
+    assert_eq!(blobs.delete_of(&other).await.unwrap(), 1);
+    assert!(blobs.head(&layer('a')).await.unwrap().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,11 +4,11 @@
 //! file is. What nothing refers to is removed when its object is old, so that what a build of another node has just
 //! stored stays until its row says so, and other nodes are told before; what is missing is stored again by the node that has it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use blobs::{BlobError, Claim, Name, Object};
 use futures_util::StreamExt as _;
-use model::id::{LayerId, SandboxId};
+use model::id::LayerId;
 use protocol::node::NodeError;
 use store::error::StoreError;
 
@@ -86,14 +86,9 @@ impl Builds {
         let mut old = Vec::new();
         let mut layers = HashSet::new();
         let before_us = self.clock.now_us() - i64::from(stored.grace_s) * SECOND_US;
-        let mut of_sandboxes: HashMap<SandboxId, Vec<Name>> = HashMap::new();
         let mut objects = Box::pin(stored.blobs.list());
         while let Some(object) = objects.next().await {
             let (name, object) = object?;
-            if let Name::Chunk(id, _) | Name::Manifest(id, _) = &name {
-                of_sandboxes.entry(id.clone()).or_default().push(name);
-                continue;
-            }
             if let Name::Layer(layer) = &name {
                 layers.insert(layer.clone());
             }
@@ -106,7 +101,7 @@ impl Builds {
         let mut used = self.referenced(deleted_us).await?;
         let mut round = Round {
             stored: self.store_missing(stored, &used, &layers).await?,
-            removed: self.remove_copies(stored, of_sandboxes).await?,
+            removed: self.remove_copies(stored).await?,
         };
         used.extend(self.pinned());
         let files: HashSet<_> = self.rows.store().template_file_names().await?.into_iter().collect();
@@ -122,23 +117,18 @@ impl Builds {
         Ok(round)
     }
 
-    /// Removes the copies of sandboxes that have ended. The objects were listed before, and a sandbox has a row before it has any; so
-    /// one without a row has ended, on whichever server.
-    async fn remove_copies(
-        &self,
-        stored: &StoredLayers,
-        of_sandboxes: HashMap<SandboxId, Vec<Name>>,
-    ) -> Result<usize, ObjectError> {
+    /// Removes the copies of sandboxes that have ended. The sandboxes were listed before, and one has a row before it has any object; so
+    /// one without a row has ended, on whichever server. A copy has thousands of objects: those of sandboxes that are there are not
+    /// listed, and the others are removed as they come, so that none is held in memory.
+    async fn remove_copies(&self, stored: &StoredLayers) -> Result<usize, ObjectError> {
         let mut removed = 0;
-        for (id, names) in of_sandboxes {
+        for id in stored.blobs.sandboxes().await? {
             if self.rows.store().sandbox_by_id(&id).await?.is_some() {
                 continue;
             }
-            for name in &names {
-                stored.blobs.delete(name).await?;
-            }
-            removed += names.len();
-            tracing::info!(sandbox.id = %id, objects = names.len(), "removed copies of a sandbox that has ended from the blob store");
+            let objects = stored.blobs.delete_of(&id).await?;
+            removed += objects;
+            tracing::info!(sandbox.id = %id, objects, "removed copies of a sandbox that has ended from the blob store");
         }
         Ok(removed)
     }

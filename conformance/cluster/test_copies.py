@@ -76,6 +76,11 @@ def copies(gateway: Gateway) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()] if directory.exists() else []
 
 
+def largest_chunk(gateway: Gateway, sandbox: Sandbox) -> Path:
+    directory = gateway.objects / "parcels" / sandbox.sandbox_id
+    return max((path for path in directory.iterdir() if path.suffix != ".manifest"), key=lambda path: path.stat().st_size)
+
+
 def kept(node: Node) -> list[str]:
     """The sandboxes that a node keeps on its disk."""
     return [path.name for path in (node.node_dir / "kept").iterdir() if not path.name.startswith("removed.")]
@@ -259,6 +264,37 @@ def test_a_bucket_that_is_away_holds_up_no_pause(service: Service, gateway: Gate
     until_copied(service, sandbox.sandbox_id)
 
 
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_copy_is_made_again_by_the_node_that_has_the_sandbox(service: Service, gateway: Gateway, damage: str) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    sql = f"SELECT parcel_id FROM sandboxes WHERE id = '{sandbox.sandbox_id}'"
+    first = service.postgres.ask(sql).strip()
+    chunk = largest_chunk(gateway, sandbox)
+    content = chunk.read_bytes()
+    if damage == "changed":
+        chunk.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        chunk.unlink()
+    away = place_of(service, sandbox.sandbox_id)
+    kill(away)
+    headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
+    url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}/connect"
+    refused = httpx.post(url, headers=headers, json={"timeout": 60}, timeout=60)
+    assert refused.status_code == 503 and "blob store is damaged" in refused.text, refused.text
+    assert service.postgres.ask(sql).strip() == f"{first}!"
+    # It is paused all the time, and nobody asks for it.
+    launch(service)
+    until(lambda: service.postgres.ask(sql).strip().rstrip("!") != first, "another copy is complete")
+    assert chunk.read_bytes() == content
+    kill(away)
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
+    assert place_of(service, sandbox.sandbox_id) is other(service, away)
+    goes_on(sandbox, before, hash_before)
+
+
 def test_a_copy_that_was_changed_is_refused_and_outlives_a_node_that_is_forgotten(service: Service, gateway: Gateway) -> None:
     lost, left = service.nodes
     assert server(service).run("node", "drain", left.id).returncode == 0
@@ -272,8 +308,7 @@ def test_a_copy_that_was_changed_is_refused_and_outlives_a_node_that_is_forgotte
         pause(one, service)
     for one in (sandbox, killed):
         until_copied(service, one.sandbox_id)
-    directory = gateway.objects / "parcels" / sandbox.sandbox_id
-    chunk = max((path for path in directory.iterdir() if path.suffix != ".manifest"), key=lambda path: path.stat().st_size)
+    chunk = largest_chunk(gateway, sandbox)
     content = chunk.read_bytes()
     changed = bytearray(content)
     changed[len(changed) // 2] ^= 1

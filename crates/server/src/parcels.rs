@@ -199,9 +199,15 @@ impl Parcels {
         Ok(names)
     }
 
-    /// Copies a sandbox that is paused on the disk of a node, as its row says. Nothing of it counts if this is dropped. Returns how
-    /// much was sent, in bytes; none if the sandbox is not paused in this way any more.
-    pub(crate) async fn upload(&self, node: &ServedNode, row: &SandboxRow) -> Result<Option<u64>, ParcelError> {
+    /// Copies a sandbox that is paused on the disk of a node, as its row says. Nothing of it counts if this is dropped. `is_damaged` says
+    /// that chunks in the blob store may be others than their names say: none is relied on. Returns how much was sent, in bytes;
+    /// none if the sandbox is not paused in this way any more.
+    pub(crate) async fn upload(
+        &self,
+        node: &ServedNode,
+        row: &SandboxRow,
+        is_damaged: bool,
+    ) -> Result<Option<u64>, ParcelError> {
         let id = &row.id;
         self.known.lock().insert(id.clone());
         let key = self.key_of(node, id).await?;
@@ -210,7 +216,7 @@ impl Parcels {
         let known: HashSet<ChunkId> = before
             .iter()
             .filter_map(|name| match name {
-                Name::Chunk(_, hash) => hash.parse().ok(),
+                Name::Chunk(_, hash) if !is_damaged => hash.parse().ok(),
                 _ => None,
             })
             .collect();

@@ -345,6 +345,7 @@ impl Sandboxes {
                         return Err(PauseError::Node(error));
                     }
                     if matches!(error, NodeError::Refused(_)) {
+                        self.pack_again(&row.id, &parcel.id).await;
                         return Err(PauseError::Node(error));
                     }
                     if has_stalled {

@@ -21,7 +21,7 @@ use crate::parcels::{ParcelError, Parcels};
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 impl Sandboxes {
-    /// Copies every sandbox of a node that is paused on disk and has no copy of that, in the background.
+    /// Copies every sandbox of a node that is paused on disk and has no copy of that, or a damaged one, in the background.
     pub(crate) async fn pack_all(self: &Arc<Self>, node: &Arc<ServedNode>) {
         let Some(parcels) = &self.parcels else { return };
         match node.rows.sandbox_list_with_key().await {
@@ -49,7 +49,8 @@ impl Sandboxes {
     /// Copies a sandbox in the background, if it is paused on disk by then.
     pub(super) fn pack_later(self: &Arc<Self>, entry: &Arc<SandboxEntry>) {
         let Some(parcels) = &self.parcels else { return };
-        if !entry.node.makes_parcels || !is_kept(entry) {
+        // A node that has nothing of it cannot make another copy.
+        if !entry.node.makes_parcels || !is_kept(entry) || entry.node.lacks.lock().contains(&entry.id) {
             return;
         }
         match parcels.packing.lock().entry(entry.id.clone()) {
@@ -79,6 +80,25 @@ impl Sandboxes {
                 }
             }
         });
+    }
+
+    /// Has a copy that was found to be damaged be made again by the node that has the sandbox: at once if that is served here, and
+    /// otherwise when it is.
+    pub(super) async fn pack_again(self: &Arc<Self>, id: &SandboxId, parcel: &str) {
+        match self.store().sandbox_parcel_damaged(id, parcel).await {
+            Ok(true) => {
+                tracing::error!(sandbox.id = %id, "the copy of a paused sandbox in the blob store is damaged, and is made again once its node is there");
+            }
+            // Another one has come in its place, or it is known.
+            Ok(false) => {}
+            Err(error) => {
+                self.tracked
+                    .store_failed(&error, id, "cannot note that the copy of a sandbox is damaged");
+            }
+        }
+        if let Some(entry) = self.tracked.registry.get(id) {
+            self.pack_later(&entry);
+        }
     }
 
     /// Copies a sandbox, as often as it takes.
@@ -132,10 +152,11 @@ impl Sandboxes {
         ) else {
             return Ok(());
         };
-        if row.state != State::Paused || parcel.current.is_some() {
+        let is_complete = parcel.current.is_some() && !parcel.is_damaged;
+        if row.state != State::Paused || is_complete {
             return Ok(());
         }
-        if let Some(bytes) = parcels.upload(&entry.node, &row).await? {
+        if let Some(bytes) = parcels.upload(&entry.node, &row, parcel.is_damaged).await? {
             tracing::info!(sandbox.id = %id, bytes, "a paused sandbox was copied to the blob store");
         }
         Ok(())

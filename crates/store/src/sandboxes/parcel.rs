@@ -2,6 +2,9 @@
 //!
 //! A copy is that of one pause: it counts while the sandbox is paused in the execution that it was made of. A resume begins the next
 //! execution before anything runs, so a copy that is older than what a sandbox has is never taken for it.
+//!
+//! The id of a copy that was found to be damaged ends with a mark. It counts as before, because what is missing in the blob store may be
+//! restored there, and the node that has the sandbox makes another one. A server that does not know of the mark finds no such copy.
 
 use model::id::{NodeId, OwnerId, SandboxId};
 use model::lifecycle::Kept;
@@ -15,6 +18,9 @@ use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns};
 use crate::statement::InTransaction as _;
 
+/// What the id of a damaged copy ends with. Statements name it as well.
+const DAMAGED: char = '!';
+
 /// What a row says of the copies of its sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParcelRow {
@@ -22,6 +28,8 @@ pub struct ParcelRow {
     pub key: Option<SealedSecret>,
     /// The copy of the current pause, if there is a complete one.
     pub current: Option<String>,
+    /// Whether that was found to be damaged, and is to be made again.
+    pub is_damaged: bool,
 }
 
 impl FromColumns for ParcelRow {
@@ -31,9 +39,11 @@ impl FromColumns for ParcelRow {
         let run = columns.text_opt("parcel_run")?;
         let is_current = run.is_some_and(|run| columns.text("execution_id").is_ok_and(|now| now == run));
         let is_paused = columns.text("state")? == "paused";
+        let current = columns.text_opt("parcel_id")?.filter(|_| is_current && is_paused);
         Ok(Self {
             key: columns.text_opt("parcel_key_sealed")?.map(SealedSecret::new),
-            current: columns.text_opt("parcel_id")?.filter(|_| is_current && is_paused),
+            is_damaged: current.as_ref().is_some_and(|id| id.ends_with(DAMAGED)),
+            current: current.map(|id| id.trim_end_matches(DAMAGED).to_owned()),
         })
     }
 }
@@ -146,14 +156,15 @@ impl NodeRows {
         Ok(changed > 0)
     }
 
-    /// The sandboxes of the node that are paused on disk, with a complete copy of that, or without.
+    /// The sandboxes of the node that are paused on disk: those with a complete copy of that, or those without. One that is damaged is
+    /// told either time.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn sandbox_list_packed(&self, with_copy: bool) -> Result<Vec<SandboxId>, StoreError> {
         let query = sqlx::query(
             "SELECT id FROM sandboxes WHERE node_id = $1 AND state = 'paused' AND kept <> 'memory' \
-             AND (CASE WHEN parcel_run = execution_id THEN 1 ELSE 0 END) = $2",
+             AND ((CASE WHEN parcel_run = execution_id THEN 1 ELSE 0 END) = $2 OR ($2 = 0 AND parcel_id LIKE '%!'))",
         )
         .bind(self.node.as_str())
         .bind(i64::from(with_copy));
@@ -205,8 +216,8 @@ impl NodeRows {
         }
         let update = sqlx::query(concat!(
             "UPDATE sandboxes SET node_id = $1, version = version + 1, kept = $2, kept_bytes = $3 \
-             WHERE id = $4 AND version = $5 AND node_id = $6 AND state = 'paused' AND parcel_id = $7 \
-             AND parcel_run = execution_id RETURNING ",
+             WHERE id = $4 AND version = $5 AND node_id = $6 AND state = 'paused' \
+             AND (parcel_id = $7 OR parcel_id = $7 || '!') AND parcel_run = execution_id RETURNING ",
             columns!()
         ))
         .bind(self.node.as_str().to_owned())
@@ -273,6 +284,22 @@ impl Store {
         }
         tx.commit().await.map_err(failed)?;
         Ok(row.is_some())
+    }
+
+    /// Notes that a copy is damaged, if it is that of the current pause of a sandbox of any owner, and has not been noted. Returns
+    /// whether it is. This needs no lease: who has the node makes another copy, and nothing else changes.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_parcel_damaged(&self, id: &SandboxId, parcel: &str) -> Result<bool, StoreError> {
+        let query = sqlx::query(
+            "UPDATE sandboxes SET parcel_id = parcel_id || '!' \
+             WHERE id = $1 AND parcel_id = $2 AND state = 'paused' AND parcel_run = execution_id",
+        )
+        .bind(id.as_str())
+        .bind(parcel.to_owned());
+        let changed = self.db.write("sandbox", "note that a copy is damaged", query).await?;
+        Ok(changed > 0)
     }
 
     /// What there is of copies of a sandbox of any owner; none if there is no such sandbox.

@@ -115,6 +115,7 @@ const CASES: &[(&str, Case)] = cases![
     servers::a_server_that_is_stopped_in_a_transaction_holds_up_no_other,
     servers::limits_hold_for_all_that_insert_at_the_same_time,
     parcels::a_copy_is_that_of_one_pause,
+    parcels::a_damaged_copy_counts_and_is_made_again,
     parcels::a_sandbox_moves_once_and_never_behind_a_takeover,
     parcels::a_forgotten_node_whose_sandboxes_have_copies_is_left_alone,
     nodes::a_lease_has_one_owner,

@@ -92,6 +92,61 @@ pub(crate) async fn a_copy_is_that_of_one_pause(db: Database) {
     store.close().await;
 }
 
+pub(crate) async fn a_damaged_copy_counts_and_is_made_again(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let (from, to) = (taken(&store, 7, 1).await, taken(&store, 8, 1).await);
+    let row = paused(&from, 1).await;
+    let whole = paused(&from, 2).await;
+    let listed = async |with_copy| {
+        let mut listed = from.sandbox_list_packed(with_copy).await.unwrap();
+        listed.sort();
+        listed
+    };
+    let damaged = async |parcel: &str| store.sandbox_parcel_damaged(&row.id, parcel).await.unwrap();
+    assert!(!damaged("p1").await);
+    for row in [&row, &whole] {
+        assert!(from.sandbox_packed(&row.id, &row.execution_id, "p1").await.unwrap());
+    }
+    // Not another one.
+    assert!(!damaged("p0").await);
+    assert_eq!(listed(false).await, []);
+    assert!(damaged("p1").await);
+    assert!(!damaged("p1").await, "it has the mark already");
+    let found = async || store.sandbox_parcel(&row.id).await.unwrap().unwrap();
+    assert_eq!(
+        (found().await.current.as_deref(), found().await.is_damaged),
+        (Some("p1"), true)
+    );
+    let mut both = vec![row.id.clone(), whole.id.clone()];
+    both.sort();
+    assert_eq!((listed(false).await, listed(true).await), (vec![row.id.clone()], both));
+
+    // Another one has no mark.
+    assert!(from.sandbox_packed(&row.id, &row.execution_id, "p2").await.unwrap());
+    assert_eq!(
+        (found().await.current.as_deref(), found().await.is_damaged),
+        (Some("p2"), false)
+    );
+    assert_eq!(listed(false).await, []);
+    assert!(!damaged("p1").await, "that was the one before");
+
+    // What was damaged for a while is used.
+    assert!(damaged("p2").await);
+    let held = Leaving::Held(&from);
+    assert_eq!(to.sandbox_take(moved(&row), &held).await.unwrap(), None);
+    let move_of = Move {
+        parcel: "p2",
+        ..moved(&row)
+    };
+    assert!(to.sandbox_take(move_of, &held).await.unwrap().is_some());
+    assert_eq!(
+        to.sandbox_list_packed(false).await.unwrap(),
+        std::slice::from_ref(&row.id)
+    );
+    store.close().await;
+}
+
 pub(crate) async fn a_sandbox_moves_once_and_never_behind_a_takeover(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;

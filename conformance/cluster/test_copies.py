@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,13 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config, processes
+from harness.ports import free_port
 from harness.s3 import Gateway
 from harness.servers import Node, Server, Service, running_service
 from harness.traffic import until
 
-CONFIG = "[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n" + criu_config()
+METRICS = free_port()
+CONFIG = f'metrics_listen = "127.0.0.1:{METRICS}"\n' + "[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n" + criu_config()
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
 BLOCK = "head -c 3000000 /dev/urandom > ~/random && sync && md5sum ~/random"
 
@@ -101,6 +104,12 @@ def until_copied(service: Service, sandbox_id: str) -> None:
     until(lambda: service.postgres.ask(sql).strip() == "1", "a complete copy is in the bucket")
 
 
+def metric(name: str) -> float:
+    """What the server says of its copies."""
+    text = httpx.get(f"http://127.0.0.1:{METRICS}/metrics", timeout=10).text
+    return float(next(line for line in text.splitlines() if line.startswith(f"ringfence_{name} ")).split()[-1])
+
+
 def pause(sandbox: Sandbox, service: Service, memory: bool = True) -> None:
     headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
     url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}/pause"
@@ -138,11 +147,18 @@ def test_processes_go_on_on_another_node_when_theirs_is_lost(service: Service, g
     until_copied(service, sandbox.sandbox_id)
     lost = place_of(service, sandbox.sandbox_id)
     assert len(kept(lost)) == 1
+    until(lambda: metric('paused_copies{state="complete"}') == 1, "it counts as copied")
+    assert metric('paused_copies{state="waiting"}') == metric('paused_copies{state="failing"}') == 0
+    assert metric("copy_uploaded_bytes_total") >= sum(path.stat().st_size for path in copies(gateway) if not path.suffix)
+    assert abs(metric("copy_last_upload_timestamp_seconds") - time.time()) < 60
+    fetched, downloads = metric("copy_downloaded_bytes_total"), metric('copy_downloads_total{outcome="complete"}')
     for path in copies(gateway):
         assert b"RINGFENCE" not in path.read_bytes() and hash_before[:32].encode() not in path.read_bytes()
     kill(lost)
     sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
     assert place_of(service, sandbox.sandbox_id) is other(service, lost)
+    assert metric('copy_downloads_total{outcome="complete"}') == downloads + 1
+    assert metric("copy_downloaded_bytes_total") > fetched
     goes_on(sandbox, before, hash_before)
     # The node comes back, and has nothing that could run.
     launch(service)
@@ -260,8 +276,11 @@ def test_a_bucket_that_is_away_holds_up_no_pause(service: Service, gateway: Gate
     sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
     assert sandbox.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
     pause(sandbox, service)
+    until(lambda: metric('paused_copies{state="failing"}') == 1, "it counts as failing")
     gateway.start()
     until_copied(service, sandbox.sandbox_id)
+    until(lambda: metric('paused_copies{state="complete"}') == 1, "it counts as copied")
+    assert metric('paused_copies{state="failing"}') == 0
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])

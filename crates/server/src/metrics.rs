@@ -4,13 +4,14 @@
 //! where the event happens; current values (sandboxes, capacity) are read when the metrics are scraped. The metrics are
 //! served on an address of their own and never on that of the API.
 
+mod copies;
 mod egress;
 mod pool;
 mod repositories;
 mod series;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
@@ -22,12 +23,14 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use protocol::node::{DiskStops, EgressCounters, HostCapacity, Stage, Throttles};
 
+pub(crate) use self::copies::CopyCounts;
+use self::copies::CopySeries;
 use self::egress::EgressSeries;
 use self::pool::PoolSeries;
 use self::repositories::RepositorySeries;
-use self::series::{Counts, Labels, series, with_unit};
+use self::series::{Counts, FloatGauge, Labels, float, series, with_unit};
 use crate::outcome::{
-    AttemptOutcome, CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason, SpanOutcome,
+    AttemptOutcome, CopyOutcome, CreateOutcome, EndReason, PauseReason, PoolEnd, PoolUse, ResumeReason, SpanOutcome,
 };
 use crate::repositories::RepositoryError;
 use crate::settings::CapacitySettings;
@@ -47,7 +50,6 @@ const MIB: i64 = 1024 * 1024;
 type StageLabels = [(&'static str, String); 1];
 type RequestLabels = [(&'static str, Arc<str>); 3];
 type Histograms<S> = Family<S, Histogram, fn() -> Histogram>;
-type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// All metrics of a server.
 #[derive(Debug)]
@@ -87,6 +89,7 @@ struct Series {
     repositories: RepositorySeries,
     pool: PoolSeries,
     egress: EgressSeries,
+    copies: CopySeries,
     certificate_expiry: FloatGauge,
     spans: Counts,
 }
@@ -98,6 +101,8 @@ pub(crate) struct MetricsSnapshot {
     pub(crate) sandboxes: Vec<(&'static str, usize)>,
     /// Space that paused sandboxes take on disks, in bytes.
     pub(crate) paused_disk_bytes: u64,
+    /// Paused sandboxes, by what there is of their copy.
+    pub(crate) copies: CopyCounts,
     /// Sandboxes of the warm pool, by their state.
     pub(crate) pooled: [(&'static str, usize); 2],
     /// Open connections to sandboxes.
@@ -231,6 +236,26 @@ impl Metrics {
         self.series.pool.count_end(why);
     }
 
+    /// Counts an attempt to copy a paused sandbox to the blob store, which ended at `now_us`.
+    pub(crate) fn copy_upload(&self, outcome: CopyOutcome, now_us: i64) {
+        self.series.copies.upload(outcome, now_us);
+    }
+
+    /// Counts an attempt to have a node keep a copy.
+    pub(crate) fn copy_download(&self, outcome: CopyOutcome) {
+        self.series.copies.download(outcome);
+    }
+
+    /// Counts bytes of copies that were stored in the blob store.
+    pub(crate) fn copy_uploaded(&self, bytes: u64) {
+        self.series.copies.uploaded(bytes);
+    }
+
+    /// Counts bytes of copies that were fetched from the blob store.
+    pub(crate) fn copy_downloaded(&self, bytes: u64) {
+        self.series.copies.downloaded(bytes);
+    }
+
     /// Counts spans, by what became of them.
     pub(crate) fn spans(&self, outcome: SpanOutcome, count: usize) {
         self.series.spans.add(outcome.as_str(), count);
@@ -259,6 +284,7 @@ impl Metrics {
         series
             .paused_disk
             .set(i64::try_from(snapshot.paused_disk_bytes).unwrap_or(i64::MAX));
+        series.copies.set(snapshot.copies);
         series.pool.set(snapshot.pooled);
         series
             .connections
@@ -446,6 +472,7 @@ impl Series {
             repositories: RepositorySeries::register(registry),
             pool: PoolSeries::register(registry),
             egress: EgressSeries::register(registry),
+            copies: CopySeries::register(registry),
             spans: Counts::register(
                 registry,
                 "trace_spans",
@@ -485,12 +512,4 @@ fn register_settings(registry: &mut Registry, capacity: &CapacitySettings) {
 /// The index of a status in [`CLASSES`]. Invalid statuses count as errors of the platform.
 fn class(status: u16) -> usize {
     usize::from(status / 100).saturating_sub(1).min(CLASSES.len() - 1)
-}
-
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "53 bits of a number of bytes are more than enough"
-)]
-fn float(bytes: u64) -> f64 {
-    bytes as f64
 }

@@ -262,6 +262,31 @@ impl SpanOutcome {
     }
 }
 
+/// What became of an attempt to make a copy of a paused sandbox in the blob store, or to have a node keep one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopyOutcome {
+    /// All of it is there.
+    Complete,
+    /// The attempt failed.
+    Failed,
+    /// The copy in the blob store lacks something, or something in it was changed.
+    Damaged,
+}
+
+impl CopyOutcome {
+    /// Every outcome.
+    pub(crate) const ALL: [Self; 3] = [Self::Complete, Self::Failed, Self::Damaged];
+
+    /// The value of the label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Failed => "failed",
+            Self::Damaged => "damaged",
+        }
+    }
+}
+
 /// What became of an attempt to send an event to a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptOutcome {

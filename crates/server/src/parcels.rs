@@ -40,8 +40,10 @@ use tokio_util::io::StreamReader;
 
 use self::progress::Progress;
 use crate::layers::turns::{Payer, QueueFull, Turn, Turns};
+use crate::metrics::{CopyCounts, Metrics};
 use crate::node::kept_bytes;
 use crate::nodes::ServedNode;
+use crate::outcome::CopyOutcome;
 use crate::seal::{SealError, Sealer};
 
 /// Sandboxes that are copied at the same time. A team has half of them at most.
@@ -80,6 +82,16 @@ pub(crate) enum ParcelError {
     Key(#[from] SealError),
 }
 
+impl ParcelError {
+    /// Whether the copy in the blob store is damaged: another attempt finds the same.
+    pub(crate) const fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::Node(NodeError::Refused(_)) | Self::Blobs(BlobError::NotFound(_))
+        )
+    }
+}
+
 impl From<ParcelError> for NodeError {
     fn from(error: ParcelError) -> Self {
         match error {
@@ -93,18 +105,30 @@ impl From<ParcelError> for NodeError {
     }
 }
 
+/// A sandbox that is being copied, or waits for that.
+#[derive(Debug, Default)]
+pub(crate) struct Packing {
+    /// Whether it has to be looked at again afterwards.
+    pub(crate) again: bool,
+    /// Whether an attempt has failed.
+    is_failing: bool,
+}
+
 /// The copies of the sandboxes of one server.
 pub(crate) struct Parcels {
     blobs: Arc<Blobs>,
     sealer: Sealer,
+    pub(crate) metrics: Arc<Metrics>,
     /// The owner of the leases of this server.
     pub(crate) owner: OwnerId,
     uploads: Arc<Turns>,
     downloads: Arc<Turns>,
     /// How much one upload may send, in bytes per second.
     bytes_per_s: Option<u64>,
-    /// The sandboxes that are being copied, and whether one has to be looked at again afterwards.
-    pub(crate) packing: Mutex<HashMap<SandboxId, bool>>,
+    /// The sandboxes that are being copied.
+    pub(crate) packing: Mutex<HashMap<SandboxId, Packing>>,
+    /// The sandboxes that are not copied until their next pause, because the copy of this one would fail again.
+    pub(crate) given_up: Mutex<HashSet<SandboxId>>,
     /// Held while a sandbox of a node that is away is brought to another one.
     pub(crate) recalls: Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>,
     /// The sandboxes that may have objects.
@@ -130,18 +154,49 @@ fn chunk_name(id: &SandboxId, chunk: &ChunkId) -> Name {
 }
 
 impl Parcels {
-    pub(crate) fn new(blobs: Arc<Blobs>, sealer: Sealer, owner: OwnerId, mib_per_s: Option<u32>) -> Self {
+    pub(crate) fn new(
+        blobs: Arc<Blobs>,
+        sealer: Sealer,
+        metrics: Arc<Metrics>,
+        owner: OwnerId,
+        mib_per_s: Option<u32>,
+    ) -> Self {
         Self {
             blobs,
             sealer,
+            metrics,
             owner,
             uploads: Turns::halved(UPLOADS, usize::MAX),
             downloads: Turns::halved(DOWNLOADS, DOWNLOADS_WAITING),
             bytes_per_s: mib_per_s.map(|mib| u64::from(mib) << 20),
             packing: Mutex::default(),
+            given_up: Mutex::default(),
             recalls: Mutex::default(),
             known: Mutex::default(),
             arrived: Mutex::default(),
+        }
+    }
+
+    /// Counts sandboxes that are paused on disk by what there is of their copies.
+    pub(crate) fn counts(&self, paused: &[SandboxId]) -> CopyCounts {
+        let (packing, given_up) = (self.packing.lock(), self.given_up.lock());
+        let mut counts = CopyCounts::default();
+        for id in paused {
+            match packing.get(id) {
+                Some(packing) if packing.is_failing => counts.failing += 1,
+                Some(_) => counts.waiting += 1,
+                None if given_up.contains(id) => counts.failing += 1,
+                None => counts.complete += 1,
+            }
+        }
+        counts
+    }
+
+    /// Notes that an attempt to copy a sandbox has failed.
+    pub(crate) fn upload_failed(&self, id: &SandboxId, now_us: i64) {
+        self.metrics.copy_upload(CopyOutcome::Failed, now_us);
+        if let Some(packing) = self.packing.lock().get_mut(id) {
+            packing.is_failing = true;
         }
     }
 
@@ -269,7 +324,12 @@ impl Parcels {
                         stored(&mut puts).await?;
                     }
                     let (blobs, name) = (Arc::clone(&self.blobs), chunk_name(id, &chunk));
-                    puts.spawn(async move { blobs.put(&name, &content[..]).await });
+                    let metrics = Arc::clone(&self.metrics);
+                    puts.spawn(async move {
+                        let bytes = blobs.put(&name, &content[..]).await?;
+                        metrics.copy_uploaded(bytes);
+                        Ok(bytes)
+                    });
                     if let Some(rate) = self.bytes_per_s {
                         let due = Duration::from_millis(sent.saturating_mul(1000) / rate.max(1));
                         tokio::time::sleep_until(begun + due).await;
@@ -289,6 +349,21 @@ impl Parcels {
     /// Has a node make a kept sandbox of a copy, in a turn of its team. Layers below its files that the node lacks are fetched
     /// before.
     pub(crate) async fn download(
+        &self,
+        node: &ServedNode,
+        payer: &Payer,
+        request: &UnpackSandbox,
+    ) -> Result<UnpackedSandbox, ParcelError> {
+        let downloaded = self.download_once(node, payer, request).await;
+        self.metrics.copy_download(match &downloaded {
+            Ok(_) => CopyOutcome::Complete,
+            Err(error) if error.is_damage() => CopyOutcome::Damaged,
+            Err(_) => CopyOutcome::Failed,
+        });
+        downloaded
+    }
+
+    async fn download_once(
         &self,
         node: &ServedNode,
         payer: &Payer,
@@ -336,12 +411,14 @@ impl Parcels {
         failed: Arc<Mutex<Option<BlobError>>>,
         progress: Progress,
     ) -> LayerStream {
-        let (blobs, id) = (Arc::clone(&self.blobs), id.clone());
+        let (blobs, id, metrics) = (Arc::clone(&self.blobs), id.clone(), Arc::clone(&self.metrics));
         let manifest = std::future::ready(Ok(encoded(Record::Manifest(object.sealed.clone()))));
         let chunks = futures_util::stream::iter(object.chunks.clone()).map(move |chunk| {
             let (blobs, id, failed) = (Arc::clone(&blobs), id.clone(), Arc::clone(&failed));
+            let metrics = Arc::clone(&metrics);
             async move {
                 let fetched = fetch(&blobs, &id, &chunk).await;
+                let fetched = fetched.inspect(|content| metrics.copy_downloaded(content.len() as u64));
                 fetched
                     .map(|content| encoded(Record::Chunk(chunk, content)))
                     .map_err(|error| {
@@ -421,3 +498,6 @@ impl AsyncRead for Records {
         Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }
+
+#[cfg(test)]
+mod tests;

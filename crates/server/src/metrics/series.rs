@@ -1,11 +1,17 @@
 //! Making series and registering them in one step, so that none is counted that is not exported.
 
+use std::sync::atomic::AtomicU64;
+
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 /// The one label of a series.
 pub(super) type Labels = [(&'static str, &'static str); 1];
+
+/// A current value that is not a whole number, or may be unknown.
+pub(super) type FloatGauge = Gauge<f64, AtomicU64>;
 
 /// Registers a series that begins at its default.
 pub(super) fn series<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
@@ -59,4 +65,13 @@ impl Counts {
     pub(super) fn so_far(&self, value: &'static str) -> u64 {
         self.family.get_or_create(&[(self.label, value)]).get()
     }
+}
+
+/// The number of bytes or microseconds as a value.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "53 bits of a number of bytes are more than enough"
+)]
+pub(super) fn float(number: u64) -> f64 {
+    number as f64
 }

@@ -18,9 +18,10 @@ use tokio_util::task::TaskTracker;
 use super::accept;
 use crate::admission::AdmissionControl;
 use crate::listen::connections::Connections;
-use crate::metrics::{Metrics, MetricsSnapshot};
+use crate::metrics::{CopyCounts, Metrics, MetricsSnapshot};
 use crate::node::NodeHandle;
 use crate::nodes::Nodes;
+use crate::parcels::Parcels;
 use crate::records::Records;
 use crate::sandboxes::registry::Registry;
 use crate::telemetry::ReadMetrics;
@@ -38,6 +39,8 @@ pub(crate) struct MetricSources {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) nodes: Arc<Nodes>,
+    /// Copies of paused sandboxes; none where none are made.
+    pub(crate) parcels: Option<Arc<Parcels>>,
     pub(crate) records: Arc<Records>,
     pub(crate) admission: Arc<AdmissionControl>,
     pub(crate) node: NodeHandle,
@@ -64,6 +67,10 @@ impl ReadMetrics for MetricSources {
         let snapshot = MetricsSnapshot {
             sandboxes: self.registry.count_by_state(),
             paused_disk_bytes: self.registry.paused_disk_bytes(),
+            copies: match &self.parcels {
+                Some(parcels) => parcels.counts(&self.registry.paused_with_copies()),
+                None => CopyCounts::default(),
+            },
             pooled: self.nodes.pool_counts(),
             connections: self.streams.len(),
             clients: self.connections.counts(),

@@ -336,7 +336,7 @@ impl Sandboxes {
             let unpacked = match downloaded {
                 Ok(unpacked) => unpacked,
                 Err(error) => {
-                    let has_stalled = matches!(error, ParcelError::Stalled(_));
+                    let (has_stalled, is_damage) = (matches!(error, ParcelError::Stalled(_)), error.is_damage());
                     let error = NodeError::from(error);
                     tracing::warn!(sandbox.id = %row.id, node.id = %node.id(), error = %Chain(&error), "a node does not keep the copy of a sandbox");
                     if matches!(error, NodeError::Unreachable(_)) {
@@ -344,7 +344,7 @@ impl Sandboxes {
                         self.throw_away(&node, &row.id);
                         return Err(PauseError::Node(error));
                     }
-                    if matches!(error, NodeError::Refused(_)) {
+                    if is_damage {
                         self.pack_again(&row.id, &parcel.id).await;
                         return Err(PauseError::Node(error));
                     }

@@ -13,9 +13,11 @@ use model::lifecycle::State;
 
 use super::Sandboxes;
 use super::entry::SandboxEntry;
+use super::registry::is_kept;
 use crate::chain::Chain;
 use crate::nodes::ServedNode;
-use crate::parcels::{ParcelError, Parcels};
+use crate::outcome::CopyOutcome;
+use crate::parcels::{Packing, ParcelError, Parcels};
 
 /// Shortest and longest pause before a copy is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -55,12 +57,12 @@ impl Sandboxes {
         }
         match parcels.packing.lock().entry(entry.id.clone()) {
             // What copies it looks again afterwards.
-            Entry::Occupied(mut again) => {
-                again.insert(true);
+            Entry::Occupied(mut packing) => {
+                packing.get_mut().again = true;
                 return;
             }
             Entry::Vacant(first) => {
-                first.insert(false);
+                first.insert(Packing::default());
             }
         }
         let (sandboxes, parcels, id) = (Arc::clone(self), Arc::clone(parcels), entry.id.clone());
@@ -72,7 +74,7 @@ impl Sandboxes {
                 }
                 let mut packing = parcels.packing.lock();
                 match packing.get_mut(&id) {
-                    Some(again) if *again => *again = false,
+                    Some(packing) if packing.again => *packing = Packing::default(),
                     _ => {
                         packing.remove(&id);
                         return;
@@ -103,6 +105,7 @@ impl Sandboxes {
 
     /// Copies a sandbox, as often as it takes.
     async fn pack(&self, parcels: &Parcels, entry: &Arc<SandboxEntry>) {
+        parcels.given_up.lock().remove(&entry.id);
         let mut pause = RETRY.0;
         while is_kept(entry) {
             let copying = async {
@@ -114,10 +117,14 @@ impl Sandboxes {
                 () = self.until_interrupted(entry) => return,
                 copied = copying => copied,
             };
+            if copied.is_err() {
+                parcels.upload_failed(&entry.id, self.clock.now_us());
+            }
             match copied {
                 Ok(()) => return,
                 // It would be the same again.
                 Err(error @ ParcelError::Invalid(_)) => {
+                    parcels.given_up.lock().insert(entry.id.clone());
                     tracing::error!(sandbox.id = %entry.id, error = %Chain(&error), "a paused sandbox is not copied to the blob store until its next pause");
                     return;
                 }
@@ -157,6 +164,7 @@ impl Sandboxes {
             return Ok(());
         }
         if let Some(bytes) = parcels.upload(&entry.node, &row, parcel.is_damaged).await? {
+            parcels.metrics.copy_upload(CopyOutcome::Complete, self.clock.now_us());
             tracing::info!(sandbox.id = %id, bytes, "a paused sandbox was copied to the blob store");
         }
         Ok(())
@@ -166,6 +174,7 @@ impl Sandboxes {
     pub(super) fn remove_parcels(&self, id: &SandboxId) {
         let Some(parcels) = &self.parcels else { return };
         parcels.arrived.lock().remove(id);
+        parcels.given_up.lock().remove(id);
         if !parcels.known.lock().remove(id) {
             return;
         }
@@ -180,9 +189,4 @@ impl Sandboxes {
             }
         });
     }
-}
-
-/// Whether a sandbox is paused on disk.
-fn is_kept(entry: &SandboxEntry) -> bool {
-    entry.state() == State::Paused && !entry.is_in_memory()
 }

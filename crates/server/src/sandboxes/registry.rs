@@ -60,6 +60,15 @@ impl Registry {
         entries.values().map(of).fold(0, u64::saturating_add)
     }
 
+    /// Sandboxes that are paused on the disk of a node that makes copies.
+    pub(crate) fn paused_with_copies(&self) -> Vec<SandboxId> {
+        let entries = self.0.read();
+        let kept = entries
+            .values()
+            .filter(|entry| entry.node.makes_parcels && is_kept(entry));
+        kept.map(|entry| entry.id.clone()).collect()
+    }
+
     /// Number of sandboxes by state.
     pub(crate) fn count_by_state(&self) -> Vec<(&'static str, usize)> {
         let counted = State::ALL.into_iter().filter(|state| *state != State::Gone);
@@ -105,4 +114,9 @@ impl Registry {
         let all: Vec<_> = self.0.read().values().cloned().collect();
         all.into_iter().filter(|entry| is_wanted(entry.state())).collect()
     }
+}
+
+/// Whether a sandbox is paused on disk.
+pub(super) fn is_kept(entry: &SandboxEntry) -> bool {
+    entry.state() == State::Paused && !entry.is_in_memory()
 }

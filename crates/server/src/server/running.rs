@@ -152,6 +152,7 @@ fn parcels(stored: &Stored, settings: &ServerSettings) -> Option<Arc<Parcels>> {
     Some(Arc::new(Parcels::new(
         Arc::clone(&blobs.store),
         stored.sealer.clone(),
+        Arc::clone(&stored.metrics),
         stored.owner.clone(),
         settings.pause.copy_mib_per_s,
     )))

@@ -56,6 +56,7 @@ impl Served {
             metrics: Arc::clone(&stored.metrics),
             registry: Arc::clone(&running.registry),
             nodes: Arc::clone(&running.nodes),
+            parcels: running.sandboxes.parcels.clone(),
             records: Arc::clone(&stored.records),
             admission: Arc::clone(&running.admission),
             node: running.handle.clone(),

@@ -330,7 +330,7 @@ mod tests {
     use protocol::node::Stage;
 
     use super::*;
-    use crate::metrics::{ConnectionCounts, Metrics, MetricsSnapshot};
+    use crate::metrics::{ConnectionCounts, CopyCounts, Metrics, MetricsSnapshot};
     use crate::settings::CapacitySettings;
 
     const TEXT: &str = r#"# HELP a_creates Create requests, by outcome.
@@ -369,6 +369,7 @@ a_build_info{version="1"} 1
         MetricsSnapshot {
             sandboxes: vec![("running", 1)],
             paused_disk_bytes: 7,
+            copies: CopyCounts::default(),
             pooled: [("ready", 1), ("starting", 0)],
             connections: 1,
             clients: ConnectionCounts::default(),

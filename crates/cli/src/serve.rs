@@ -91,7 +91,7 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
             servers,
             connections: connections.handles(),
         };
-        let code = serving.serve(parts, stop.clone(), &mut signals).await;
+        let code = Box::pin(serving.serve(parts, stop.clone(), &mut signals)).await;
         stop.cancel();
         while tasks.join_next().await.is_some() {}
         code

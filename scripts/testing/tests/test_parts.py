@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from testing import changes, hunt, kept_target
+from testing import changes, hunt, kept_target, lints
 from testing.cache import Cache
 from testing.options import UsageError
 from testing.report import FAILED, PASSED, Outcome
@@ -162,6 +162,19 @@ class Programs(unittest.TestCase):
         self.assertEqual(program.directory, Path("/repo/crates/runtime"))
         self.assertEqual((found["CARGO_MANIFEST_DIR"], found["CARGO_PKG_VERSION"]), ("/repo/crates/runtime", "1.2.3-rc.1"))
         self.assertEqual([found[f"CARGO_PKG_VERSION_{part}"] for part in ("MAJOR", "MINOR", "PATCH")], ["1", "2", "3"])
+
+
+class Lints(unittest.TestCase):
+    def test_what_clippy_has_said_counts_once(self) -> None:
+        def message(level: str, text: str) -> str:
+            return json.dumps({"reason": "compiler-message", "message": {"level": level, "rendered": text}})
+
+        said = [
+            *("   Compiling agent", json.dumps({"reason": "compiler-artifact", "fresh": True}), message("warning", "large future")),
+            *(message("note", "a note"), message("warning", "large future"), message("error", "no such name")),
+        ]
+        self.assertEqual(lints.found(said), ["large future", "no such name"])
+        self.assertEqual(lints.found(said[:2]), [])
 
 
 class KeptTargets(unittest.TestCase):

@@ -370,10 +370,6 @@ async fn a_server_that_was_stopped_takes_no_node_from_another() {
         let got = within(connection.read_buf(&mut sent)).await.expect("what it sends");
         assert!(got > 0);
     }
-    // So it goes back, and is taken over.
-    let _of_other = other.connect(&node, &credentials).await;
-    let path = format!("/sandboxes/{}", ids[1]);
-    until_status(&other, "GET", &path, 200).await;
     let id = credentials.node().expect("an id");
     let epoch = async || {
         one.store
@@ -383,7 +379,21 @@ async fn a_server_that_was_stopped_takes_no_node_from_another() {
             .expect("a node")
             .epoch
     };
-    let taken = epoch().await;
+    // So it goes back, and is taken over once more. The sandbox is found before that, too.
+    let before = epoch().await;
+    let _of_other = other.connect(&node, &credentials).await;
+    let taking = async {
+        loop {
+            let epoch = epoch().await;
+            if epoch > before {
+                break epoch;
+            }
+            pause().await;
+        }
+    };
+    let taken = within(taking).await;
+    let path = format!("/sandboxes/{}", ids[1]);
+    until_status(&other, "GET", &path, 200).await;
     // The first one goes on, and finds out that it is too late.
     let (mut to_node, of_server) = tokio::io::duplex(1 << 16);
     let served = tokio::spawn(async move { link::serve(node, of_server, &TaskTracker::new()).await });

@@ -212,10 +212,11 @@ fn end(sandbox: &Arc<dyn Sandbox>) {
     assert_eq!(rustix::event::poll(&mut poll, Some(&limit)).unwrap(), 1, "it ends");
 }
 
-/// Gives a sandbox a new spawner, once its agent listens.
+/// Gives a sandbox a new spawner, once its agent listens. As a node does, it tries again where that fails: a step of it may take
+/// a second, which is short on a busy host.
 fn respawn(sandbox: &Arc<dyn Sandbox>) {
     until(|| sandbox.control().is_ok());
-    sandbox.respawn().unwrap();
+    until(|| sandbox.respawn().is_ok());
 }
 
 /// The kernel empties a cgroup shortly after its last process ended; this waits for it, with a deadline.

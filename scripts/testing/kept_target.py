@@ -3,8 +3,9 @@
 Dependencies are half of the compile and differ only with `Cargo.lock`, the compiler and its flags, which are the key. The
 crates of this repository are never taken from it: cargo knows a source that changed by its time, and the files of a fresh
 clone have times that say nothing. So their artifacts are removed before each compile. What stays is what the compiler itself
-keeps of them, which it finds again by the content of the sources: only what differs is compiled again. Whoever works in a
-checkout has cargo's own `target` there, and does not need this.
+keeps of them, which it finds again by the content of the sources: only what differs is compiled again. It counts the directory
+of the sources as a part of them, so there is one of it for each. Whoever works in a checkout has cargo's own `target` there, and
+does not need this.
 
 One run at a time has it, to its end, because suites drive the program in it; another run uses its own `target`. A compile
 that fails removes it, so that an entry that is broken can spoil one run at most.
@@ -26,7 +27,9 @@ from testing.cache import Cache, key, remove
 VARIABLE = "RINGFENCE_TEST_TARGET"
 PROFILE = "ci"
 FILES = ("Cargo.lock", "Cargo.toml", ".cargo/config.toml")
-# How long what the compiler keeps of a crate stays without being used: another version of a dependency gives it another name.
+# Where the compiler keeps what it knows of crates, in each directory that cargo fills.
+INCREMENTAL = "incremental"
+# How long that stays without being used: sources are somewhere else, or a dependency gives a crate another name.
 INCREMENTAL_DAYS = 3
 
 
@@ -45,6 +48,7 @@ class KeptTarget:
         # Its age is that of its last use.
         os.utime(self.path)
         self._spare_space()
+        keep_for(self.path, root)
 
     def _spare_space(self) -> None:
         """Removes what the compiler keeps in directories with another key, which is most of them, unless a run has them."""
@@ -79,8 +83,25 @@ def directories(target: Path) -> list[Path]:
 
 
 def incrementals(target: Path) -> list[Path]:
-    """What the compiler keeps of each crate, one directory of them for each that cargo fills."""
-    return [directory / "incremental" for directory in directories(target)]
+    """What the compiler keeps, for all directories of sources."""
+    return [found for directory in directories(target) for found in directory.glob(f"{INCREMENTAL}*")]
+
+
+def keep_for(target: Path, sources: Path, now: float | None = None) -> None:
+    """Has the compiler find what it keeps of crates in this directory, and removes what it kept of others that are long gone."""
+    limit = (now or time.time()) - INCREMENTAL_DAYS * 86400
+    for directory in directories(target):
+        link, own = directory / INCREMENTAL, directory / f"{INCREMENTAL}-{key(str(sources))}"
+        if link.is_dir() and not link.is_symlink() and not own.exists():
+            # Made by the first run, which had no link yet.
+            link.rename(own)
+        own.mkdir(parents=True, exist_ok=True)
+        os.utime(own)
+        remove(link)
+        link.symlink_to(own.name)
+        for other in directory.glob(f"{INCREMENTAL}-*"):
+            if other.stat().st_mtime < limit:
+                remove(other)
 
 
 def forget(target: Path, packages: Collection[str], targets: Collection[str], now: float | None = None) -> int:
@@ -100,8 +121,8 @@ def forget(target: Path, packages: Collection[str], targets: Collection[str], no
                     remove(path)
                     removed += 1
     limit = (now or time.time()) - INCREMENTAL_DAYS * 86400
-    for incremental in incrementals(target):
-        for crate in incremental.glob("*"):
+    for directory in directories(target):
+        for crate in (directory / INCREMENTAL).glob("*"):
             # Each compile of the crate makes and removes something in it.
             if crate.stat().st_mtime < limit:
                 remove(crate)

@@ -215,6 +215,7 @@ class KeptTargets(unittest.TestCase):
         self.assertEqual(left, others)
 
     def test_what_the_compiler_keeps_stays_while_it_is_used(self) -> None:
+        days = kept_target.INCREMENTAL_DAYS * 86400
         with tempfile.TemporaryDirectory() as directory:
             cache = Cache(Path(directory))
             crates = {}
@@ -225,12 +226,29 @@ class KeptTargets(unittest.TestCase):
             with mock.patch.object(Cache, "path", return_value=cache.root / "target-1"):
                 kept = kept_target.KeptTarget(ROOT, cache)
             self.assertEqual([path.exists() for path in crates.values()], [True, True, False])
-            days = kept_target.INCREMENTAL_DAYS * 86400
             for late, is_there in ((days - 60, True), (days + 60, False)):
                 kept_target.forget(kept.path, {"agent"}, {"agent"}, time.time() + late)
                 self.assertEqual(crates["target-1"].exists(), is_there)
             for descriptor in (used, kept._lock):
                 os.close(descriptor)
+
+    def test_each_directory_of_sources_has_its_own(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            target = Path(directory)
+            cargo = target / "x86_64-unknown-linux-gnu" / "ci"
+            crate = cargo / "incremental" / "agent-1"
+            crate.mkdir(parents=True)
+            seen = []
+            for sources in ("/one", "/two", "/one"):
+                kept_target.keep_for(target, Path(sources))
+                seen.append(crate.exists())
+            self.assertEqual(seen, [True, False, True])
+            self.assertEqual(len(list(cargo.glob("incremental-*"))), 2)
+            kept_target.keep_for(target, Path("/one"), time.time() + kept_target.INCREMENTAL_DAYS * 86400 - 60)
+            self.assertEqual(len(list(cargo.glob("incremental-*"))), 2)
+            os.utime(next(path for path in cargo.glob("incremental-*") if path != crate.parent.resolve()), (0, 0))
+            kept_target.keep_for(target, Path("/one"))
+            self.assertEqual(list(cargo.glob("incremental-*")), [crate.parent.resolve()])
 
     def test_cargo_names_everything_of_the_repository(self) -> None:
         packages, targets = kept_target.own_names(ROOT)

@@ -26,7 +26,7 @@ from harness.traffic import until  # noqa: E402
 CONFIG = "[sandbox]\ndisk_mb = 1024\n[pool]\nbase = 0\n"
 # What cannot be compressed, so that all of it is read again.
 FILLED = "import os, time; kept = os.urandom({bytes}); print('filled', flush=True); time.sleep(3600)"
-KINDS = {"200 MB": 200_000_000, "idle": 0}
+KINDS = {"idle": 0, "200 MB": 200_000_000}
 # The first of a kind warms caches.
 WARM = 1
 

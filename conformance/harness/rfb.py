@@ -1,7 +1,12 @@
-"""A viewer of a remote screen: the RFB protocol (RFC 6143) over a WebSocket, as far as seeing what is on the screen takes."""
+"""A viewer of a remote screen: the RFB protocol (RFC 6143) over a WebSocket, as far as seeing what is on the screen takes.
+
+The connection is that of an event loop, which one thread runs. In the client with threads one of them reads while the other sends the
+request, over one object of OpenSSL: a ticket that is read meanwhile can make the other wait for something to read before it sends.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 import struct
@@ -10,7 +15,7 @@ from contextlib import contextmanager
 
 from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives.ciphers import Cipher, modes
-from websockets.sync.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from harness.patience import within
 
@@ -24,47 +29,61 @@ class Refused(Exception):
     """The server does not let a viewer in."""
 
 
+class Stream:
+    """A WebSocket, which is served while it is used."""
+
+    def __init__(self, loop: asyncio.Runner, socket: ClientConnection) -> None:
+        self.loop = loop
+        self.socket = socket
+
+    def send(self, message: bytes) -> None:
+        self.loop.run(self.socket.send(message))
+
+    def recv(self) -> bytes:
+        message = self.loop.run(asyncio.wait_for(self.socket.recv(), within(30)))
+        assert isinstance(message, bytes), message
+        return message
+
+
 class Viewer:
     """A viewer that is let in, or was refused."""
 
-    def __init__(self, socket: ClientConnection, password: str | None) -> None:
-        self.socket = socket
+    def __init__(self, stream: Stream, password: str | None) -> None:
+        self.stream = stream
         self.rest = b""
         assert self.read(12) == VERSION
-        socket.send(VERSION)
+        stream.send(VERSION)
         # With no kinds, a reason follows.
         kinds = self.read(self.read(1)[0])
         self.kind = PASSWORD if password is not None else OPEN
         if self.kind not in kinds:
             raise Refused(f"it lets in by {list(kinds)}")
-        socket.send(bytes([self.kind]))
+        stream.send(bytes([self.kind]))
         if password is not None:
-            socket.send(answer(self.read(16), password))
+            stream.send(answer(self.read(16), password))
         (failed,) = struct.unpack(">I", self.read(4))
         if failed:
             (length,) = struct.unpack(">I", self.read(4))
             raise Refused(self.read(length).decode())
         # Others may look, too.
-        socket.send(b"\1")
+        stream.send(b"\1")
         self.width, self.height = struct.unpack(">HH", self.read(4))
         self.read(16)
         (length,) = struct.unpack(">I", self.read(4))
         self.name = self.read(length).decode()
-        socket.send(b"\0\0\0\0" + FORMAT)
+        stream.send(b"\0\0\0\0" + FORMAT)
         # Pixels as they are, and nothing else.
-        socket.send(struct.pack(">BxHi", 2, 1, 0))
+        stream.send(struct.pack(">BxHi", 2, 1, 0))
 
     def read(self, size: int) -> bytes:
         while len(self.rest) < size:
-            message = self.socket.recv(timeout=30)
-            assert isinstance(message, bytes), message
-            self.rest += message
+            self.rest += self.stream.recv()
         part, self.rest = self.rest[:size], self.rest[size:]
         return part
 
     def pixel(self, x: int, y: int) -> tuple[int, int, int]:
         """The colour of a point of the screen now."""
-        self.socket.send(struct.pack(">BBHHHH", 3, 0, x, y, 1, 1))
+        self.stream.send(struct.pack(">BBHHHH", 3, 0, x, y, 1, 1))
         while True:
             kind = self.read(1)[0]
             if kind == 2:  # A bell.
@@ -97,5 +116,13 @@ def answer(challenge: bytes, password: str) -> bytes:
 def viewer(url: str, password: str | None) -> Iterator[Viewer]:
     """A viewer of the server behind a WebSocket, for as long as the context lasts."""
     trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
-    with connect(url, ssl=trust, subprotocols=["binary"], max_size=None, open_timeout=within(10)) as socket:  # type: ignore[list-item]
-        yield Viewer(socket, password)
+
+    async def opened() -> ClientConnection:
+        return await connect(url, ssl=trust, subprotocols=["binary"], max_size=None, open_timeout=within(10))  # type: ignore[list-item]
+
+    with asyncio.Runner() as loop:
+        socket = loop.run(opened())
+        try:
+            yield Viewer(Stream(loop, socket), password)
+        finally:
+            loop.run(socket.close())

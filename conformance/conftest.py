@@ -61,6 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with three servers, four nodes and the bucket of an S3 server: each test uses the next server, and sandboxes through another one than made them",
     )
     parser.addoption(
+        "--balanced",
+        action="store_true",
+        help="as with --several, behind one port, of which each connection goes to the next server",
+    )
+    parser.addoption(
         "--forked",
         action="store_true",
         help="run every test in a fork of a sandbox, by the CRIU of RINGFENCE_CRIU",
@@ -107,11 +112,13 @@ def platform(work_dir: Path, request: pytest.FixtureRequest) -> Iterator[Platfor
     """A running platform whose credentials are in the environment; afterwards nothing of it may be left."""
     before = HostState.take()
     gateway = None
-    if request.config.getoption("--s3") or request.config.getoption("--several"):
+    is_balanced = request.config.getoption("--balanced")
+    is_several = is_balanced or request.config.getoption("--several")
+    if request.config.getoption("--s3") or is_several:
         gateway = Gateway(work_dir)
         gateway.start()
         config = CONFIG + gateway.config()
-        server: Platform = Turns(work_dir, config) if request.config.getoption("--several") else Platform(work_dir / "data", config=config)
+        server: Platform = Turns(work_dir, config, is_balanced) if is_several else Platform(work_dir / "data", config=config)
     elif request.config.getoption("--cluster"):
         server = Cluster(work_dir / "data", config=CONFIG)
     elif request.config.getoption("--tls"):

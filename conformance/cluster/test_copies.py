@@ -119,8 +119,8 @@ def pause(sandbox: Sandbox, service: Service, memory: bool = True) -> None:
 
 
 def made() -> tuple[Sandbox, str]:
-    """A sandbox with a program that counts, and a file."""
-    sandbox = Sandbox.create(timeout=600)
+    """A sandbox with a program that counts, and a file. Traffic resumes it."""
+    sandbox = Sandbox.create(timeout=600, lifecycle={"on_timeout": "pause", "auto_resume": True})
     sandbox.commands.run(f"setsid sh -c '{COUNT}' >/dev/null 2>&1 & echo $! > /tmp/pid")
     return sandbox, sandbox.commands.run(BLOCK).stdout
 
@@ -240,6 +240,10 @@ def test_what_a_node_has_lost_goes_on_from_its_copy(service: Service) -> None:
         assert (refused.status_code, answer["error_code"]) == (503, "node_lost_sandbox"), refused.text
         assert "is connected and has lost the sandbox, and every node that can use the copy drains" in answer["message"]
         assert refused.headers["Retry-After"] == "10"
+        # To traffic, which anyone may send, less is said.
+        visited = httpx.get(server(service).url, headers={"Host": sandbox.get_host(3000)})
+        assert (visited.status_code, visited.json()["message"]) == (503, "The sandbox is paused, and cannot be resumed at present")
+        assert "bucket" not in visited.text and lost.id not in visited.text
         assert httpx.get(url, headers=headers).json()["state"] == "paused"
     finally:
         for node in service.nodes:

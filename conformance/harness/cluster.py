@@ -6,6 +6,7 @@ To clients, and to most tests, it is a `Platform`: its data directory, port, log
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import socket
@@ -25,10 +26,10 @@ CHUNK = 1 << 16
 
 
 class Relay:
-    """A TCP port that relays to another one, unless it is cut."""
+    """A TCP port that relays to another one, or to several in turn, unless it is cut."""
 
-    def __init__(self, to: int) -> None:
-        self.to = to
+    def __init__(self, *to: int) -> None:
+        self.to = itertools.cycle(to)
         self.is_cut = False
         self.lock = threading.Lock()
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -43,7 +44,7 @@ class Relay:
             except OSError:
                 return
             try:
-                far = socket.create_connection(("127.0.0.1", self.to), timeout=5)
+                far = socket.create_connection(("127.0.0.1", next(self.to)), timeout=5)
             except OSError:
                 near.close()
                 continue

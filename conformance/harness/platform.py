@@ -41,7 +41,8 @@ def binary() -> Path:
     return path
 
 
-def _configure(values: dict[str, str]) -> None:
+def configure(values: dict[str, str]) -> None:
+    """Configures the SDK in this process with these values, and with nothing else."""
     for name in [name for name in os.environ if name.startswith("E2B_")]:
         del os.environ[name]
     os.environ.update(values)
@@ -150,7 +151,7 @@ class Platform:
         """Configures the SDK in this process from `credentials.env`, and from nothing else, until this is closed."""
         if self.used_before is None:
             self.used_before = {name: value for name, value in os.environ.items() if name.startswith("E2B_")}
-        _configure(self.credentials())
+        configure(self.credentials())
 
     def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Runs a subcommand on this data directory."""
@@ -192,5 +193,5 @@ class Platform:
             self.down()
         if self.used_before is not None:
             # What another platform was used for goes on with that one.
-            _configure(self.used_before)
+            configure(self.used_before)
             self.used_before = None

@@ -354,6 +354,7 @@ impl Gateway {
                 id,
                 why: format!("Restore limit reached: {limit} sandboxes of the team at the same time"),
             }),
+            Ok(Ok(Err(PauseError::Lost(_)))) => Some(Answer::ResumeImpossible(id)),
             Ok(Ok(Err(PauseError::TooEarly(early)))) => Some(Answer::ResumeDelayed {
                 id,
                 seconds: early.wait_s,

@@ -31,6 +31,8 @@ pub enum Answer {
         /// Seconds until the next attempt.
         seconds: u32,
     },
+    /// The sandbox is paused, and what was paused is not to be had at present.
+    ResumeImpossible(SandboxId),
     /// The sandbox is paused, and a limit of its team keeps it from being resumed.
     ResumeLimited {
         /// The sandbox.
@@ -118,7 +120,7 @@ impl Answer {
             Self::RateLimited { .. } | Self::TooManyConnections { .. } | Self::ResumeLimited { .. } => {
                 StatusCode::TOO_MANY_REQUESTS
             }
-            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable | Self::ResumeImpossible(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -131,6 +133,7 @@ impl Answer {
             Self::Transitioning(_) | Self::ResumeDelayed { .. } => {
                 "The sandbox is still transitioning. Try again in a moment.".to_owned()
             }
+            Self::ResumeImpossible(_) => "The sandbox is paused, and cannot be resumed at present".to_owned(),
             Self::ResumeLimited { why, .. } => why.clone(),
             Self::PortClosed(..) => "The sandbox is running but port is not open".to_owned(),
             Self::Unanswered(.., why) => why.message().to_owned(),
@@ -182,6 +185,10 @@ impl Answer {
             Self::ResumeDelayed { .. } => {
                 "The sandbox is paused and could not be resumed lately. It is not tried again before the time in Retry-After."
             }
+            // As above: why is for its owner.
+            Self::ResumeImpossible(_) => {
+                "The machine that it was paused on does not have it. A resume over the API says more."
+            }
             Self::Reserved(_)
             | Self::BadRequest(_)
             | Self::RateLimited { .. }
@@ -228,6 +235,7 @@ impl Answer {
             | Self::ResumeRefused(id)
             | Self::Transitioning(id)
             | Self::ResumeDelayed { id, .. }
+            | Self::ResumeImpossible(id)
             | Self::ResumeLimited { id, .. }
             | Self::TooManyConnections { id, .. } => Some(id),
             Self::Reserved(_)
@@ -241,8 +249,8 @@ impl Answer {
     fn page(&self) -> String {
         let title = match self {
             Self::NotFound(_) => "Sandbox Not Found",
-            Self::ResumeRefused(_) => "Unable to Resume Sandbox",
             Self::Transitioning(_) | Self::ResumeDelayed { .. } => "Sandbox Still Transitioning",
+            Self::ResumeRefused(_) | Self::ResumeImpossible(_) => "Unable to Resume Sandbox",
             Self::ResumeLimited { .. } => "Sandbox Limit Reached",
             Self::PortClosed(..) => "Closed Port Error",
             Self::Unanswered(..) => "No Answer on This Port",

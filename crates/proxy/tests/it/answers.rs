@@ -60,6 +60,11 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
         (Answer::ResumeRefused(id()), 403, json!({"sandboxId": ID, "code": 403})),
         (Answer::Transitioning(id()), 409, json!({"sandboxId": ID, "code": 409})),
         (
+            Answer::ResumeImpossible(id()),
+            503,
+            json!({"sandboxId": ID, "code": 503}),
+        ),
+        (
             Answer::ResumeDelayed { id: id(), seconds: 4 },
             409,
             json!({"sandboxId": ID, "code": 409}),
@@ -109,6 +114,7 @@ async fn programs_get_json_with_the_fragments_that_clients_read() {
             Answer::Transitioning(_) | Answer::ResumeDelayed { .. } => {
                 "The sandbox is still transitioning. Try again in a moment."
             }
+            Answer::ResumeImpossible(_) => "The sandbox is paused, and cannot be resumed at present",
             Answer::ResumeLimited { .. } => "full",
             Answer::Unavailable => "The platform is not ready, try again later",
         };

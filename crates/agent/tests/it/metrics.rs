@@ -53,9 +53,10 @@ async fn what_the_sandbox_uses() {
     let after = metrics(&mut client).await;
     let used = after["cpu_used_pct"].as_f64().unwrap();
     assert!(used > 5.0 && used <= 100.0, "{after}");
+    // What the agent and its children had before may be a little less by then.
     assert!(
-        number(&after, "mem_used") >= number(&before, "mem_used") + (64 << 20),
-        "{after}"
+        number(&after, "mem_used") >= number(&before, "mem_used") + (60 << 20),
+        "{before} {after}"
     );
     assert_eq!(number(&after, "mem_used_mib"), number(&after, "mem_used") >> 20);
 }

@@ -1,4 +1,5 @@
-//! Layers in the blob store: brought to the node when it lacks them, and stored when a build is final.
+//! Layers in the blob store: brought to the node when it lacks them, and stored when a build is final. What a build has made that has
+//! not ended is brought from the node that has it.
 //!
 //! A layer is fetched once for all who wait for it, on a task of its own, so that it arrives also if they do not wait to
 //! its end. Some are fetched at the same time, and teams take turns ([`turns`]). The node checks that what arrives is the layer: the id is the hash of the content. Objects of layers are
@@ -163,7 +164,7 @@ impl StoredLayers {
 
     /// Brings a layer to the node, in its turn. It goes on if this is dropped.
     ///
-    /// [`NodeError::NoLayer`] if the blob store does not have it either, [`NodeError::Unavailable`] if it does not work,
+    /// [`NodeError::NoLayer`] if neither the blob store nor a node has it, [`NodeError::Unavailable`] if the store does not work,
     /// or many layers of the team wait already.
     pub(crate) async fn fetch(self: &Arc<Self>, payer: &Payer, layer: &LayerId) -> Result<(), NodeError> {
         let mut outcome = self.begin(payer, layer).map_err(|QueueFull| {
@@ -192,9 +193,9 @@ impl StoredLayers {
             let fetched = layers.fetch_now(&layer).await;
             drop(turn);
             match &fetched {
-                Ok(bytes) => tracing::info!(layer = %layer, bytes, "fetched a layer from the blob store"),
+                Ok(bytes) => tracing::info!(layer = %layer, bytes, "fetched a layer"),
                 Err(error) => {
-                    tracing::error!(layer = %layer, error = %Chain(error), "cannot fetch a layer from the blob store");
+                    tracing::error!(layer = %layer, error = %Chain(error), "cannot fetch a layer");
                 }
             }
             // First, so that whoever begins another one afterwards finds what is true then.
@@ -206,21 +207,18 @@ impl StoredLayers {
 
     async fn fetch_now(&self, layer: &LayerId) -> Result<u64, NodeError> {
         let name = Name::Layer(layer.clone());
-        let (_, archive) = match self.blobs.get(&name).await {
-            Ok(found) => found,
-            Err(BlobError::NotFound(_)) => return Err(NodeError::NoLayer(layer.clone())),
+        let (archive, source) = match self.blobs.get(&name).await {
+            Ok((_, archive)) => (LayerStream::new(archive), format!("object {name} of the blob store")),
+            // A step of a build that has not ended has made it, on another node.
+            Err(BlobError::NotFound(_)) => {
+                let archive = self.node.export_layer(layer).await?;
+                (archive, format!("layer {layer} of another node"))
+            }
             Err(error) => return Err(NodeError::Unavailable(error.to_string())),
         };
-        match self
-            .node
-            .import_layer(layer, LAYER_MAX, LayerStream::new(archive))
-            .await
-        {
+        match self.node.import_layer(layer, LAYER_MAX, archive).await {
             Ok(imported) => Ok(imported.bytes),
-            Err(NodeError::Refused(why)) => {
-                let what = format!("object {name} of the blob store is damaged: {why}");
-                Err(NodeError::Failed(Failure::new(what)))
-            }
+            Err(NodeError::Refused(why)) => Err(NodeError::Failed(Failure::new(format!("{source} is damaged: {why}")))),
             Err(error) => Err(error),
         }
     }

@@ -68,9 +68,19 @@ impl Nodes {
     }
 
     /// The nodes for a step of a build, the best first. Those that drain are among them if no other one can run it.
+    ///
+    /// The ones that have most of its layers come first, with a blob store, too: that gets the layers of a build at its end, so what
+    /// the steps before have made is on their nodes alone.
     pub(super) fn choose_for_step(&self, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
         let layers = layers_of(needs.image);
         let mut order = self.choose(needs);
+        if !layers.is_empty() {
+            let is_chosen = |node: &Arc<ServedNode>| order.iter().any(|chosen| Arc::ptr_eq(chosen, node));
+            let mut others = self.all();
+            others.retain(|node| !node.is_draining() && node.lacks(layers) == 0 && !is_chosen(node));
+            order.extend(others);
+            order.sort_by_cached_key(|node| node.lacks(layers));
+        }
         if order.iter().any(|node| node.can_have(layers)) {
             return order;
         }

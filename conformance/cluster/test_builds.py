@@ -1,0 +1,77 @@
+"""Builds on two nodes with a bucket, which gets the layers of a build at its end: until then, each is on the node that has made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2b import BuildInfo, Sandbox, Template
+
+from harness.s3 import Gateway
+from harness.servers import Node, Server, Service, running_service
+from harness.traffic import until
+
+CONFIG = "[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n"
+STEPS = 8
+# What the log says of a layer that a node gets from elsewhere.
+FETCHED = "fetched a layer"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    gateway = Gateway(Path(tmp_path_factory.mktemp("g", numbered=True)))
+    gateway.start()
+    try:
+        work = tmp_path_factory.mktemp("b", numbered=True)
+        with running_service(work, servers=1, config=CONFIG + gateway.config(), is_placed=False) as service:
+            service.servers[0].use()
+            yield service
+    finally:
+        gateway.close()
+
+
+@pytest.fixture
+def server(service: Service) -> Server:
+    return service.servers[0]
+
+
+def built(name: str) -> str:
+    """What a sandbox of a template has that its steps have written."""
+    with Sandbox.create(name, timeout=60) as sandbox:
+        return sandbox.commands.run("cat ~/steps").stdout
+
+
+def test_steps_follow_each_other(server: Server) -> None:
+    for name in ("one", "two"):
+        template = Template().from_template("base").run_cmd(f"echo {name} > ~/steps")
+        for step in range(STEPS):
+            template = template.run_cmd(f"echo {step} >> ~/steps")
+        Template.build(template, alias=name)
+    assert FETCHED not in server.log(), "no step has left the node that has its layers"
+    for name in ("one", "two"):
+        assert built(name) == f"{name}\n" + "".join(f"{step}\n" for step in range(STEPS))
+
+
+def test_a_step_gets_its_layers_from_a_node_that_drains(service: Service, server: Server) -> None:
+    before = {node.id: layers(node) for node in service.nodes}
+    template = Template().from_template("base").run_cmd("echo first > ~/steps").run_cmd("sleep 3; echo slept >> ~/steps")
+    building = Template.build_in_background(template.run_cmd("echo last >> ~/steps"), alias="moved")
+    until(lambda: "sleep 3" in said(building), "the second step runs", 60)
+    (node,) = (node for node in service.nodes if layers(node) - before[node.id])
+    fetched = server.log().count(FETCHED)
+    assert server.run("node", "drain", node.id).returncode == 0
+    try:
+        until(lambda: Template.get_build_status(building).status.value != "building", "it has ended", 60)
+        assert server.log().count(FETCHED) == fetched + 2
+        assert built("moved") == "first\nslept\nlast\n"
+    finally:
+        assert server.run("node", "undrain", node.id).returncode == 0
+
+
+def layers(node: Node) -> set[str]:
+    return {path.name for path in (node.node_dir / "layers").iterdir()}
+
+
+def said(building: BuildInfo) -> str:
+    return "".join(entry.message for entry in Template.get_build_status(building).log_entries)

@@ -31,7 +31,7 @@ pub enum Answer {
         /// Seconds until the next attempt.
         seconds: u32,
     },
-    /// The sandbox is paused, and what was paused is not to be had at present.
+    /// The sandbox is paused, and nothing that it could be resumed from is available at present.
     ResumeImpossible(SandboxId),
     /// The sandbox is paused, and a limit of its team keeps it from being resumed.
     ResumeLimited {
@@ -181,14 +181,11 @@ impl Answer {
                 "The sandbox is paused, and traffic resumes it. That takes the same token as traffic to it while it runs, \
                  as header."
             }
-            // Why is for its owner, who finds it in the details of the sandbox.
+            // The reason is for its owner, who finds it in the details of the sandbox.
             Self::ResumeDelayed { .. } => {
                 "The sandbox is paused and could not be resumed lately. It is not tried again before the time in Retry-After."
             }
-            // As above: why is for its owner.
-            Self::ResumeImpossible(_) => {
-                "The machine that it was paused on does not have it. A resume over the API says more."
-            }
+            Self::ResumeImpossible(_) => "Its owner gets the reason with a resume over the API.",
             Self::Reserved(_)
             | Self::BadRequest(_)
             | Self::RateLimited { .. }

@@ -258,7 +258,7 @@ def lose_bucket(service: Service, world: World, chance: random.Random) -> Callab
 def restart_server(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
     server = next((server for server in service.servers if server.binary != binary()), None) or chance.choice(service.servers)
     server.binary = binary()
-    assert server.terminate() == 0
+    assert server.terminate() == 0, server.log_tail(60)
     return server.start
 
 
@@ -266,7 +266,7 @@ def restart_node(service: Service, world: World, chance: random.Random) -> Calla
     node = next((node for node in service.nodes if node.binary != binary()), None) or chance.choice(service.nodes)
     # A node is never newer than a server.
     node.binary = binary() if all(server.binary == binary() for server in service.servers) else node.binary
-    assert node.terminate() == 0
+    assert node.terminate() == 0, node.log()[-6000:]
     return node.launch
 
 

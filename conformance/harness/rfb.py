@@ -1,7 +1,7 @@
 """A viewer of a remote screen: the RFB protocol (RFC 6143) over a WebSocket, as far as seeing what is on the screen takes.
 
-The connection is that of an event loop, which one thread runs. In the client with threads one of them reads while the other sends the
-request, over one object of OpenSSL: a ticket that is read meanwhile can make the other wait for something to read before it sends.
+The connection is that of an event loop, which one thread runs, and only while the viewer is used. The client of `websockets.sync` reads in
+one thread while it sends the request in another, over one object of OpenSSL, which is not made for that: requests were lost.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives.ciphers import Cipher, modes
@@ -118,7 +119,9 @@ def viewer(url: str, password: str | None) -> Iterator[Viewer]:
     trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
 
     async def opened() -> ClientConnection:
-        return await connect(url, ssl=trust, subprotocols=["binary"], max_size=None, open_timeout=within(10))  # type: ignore[list-item]
+        # Without pings, whose answers nobody reads while the loop does not run.
+        protocols: dict[str, Any] = {"subprotocols": ["binary"], "max_size": None, "ping_interval": None}
+        return await connect(url, ssl=trust, open_timeout=within(10), **protocols)
 
     with asyncio.Runner() as loop:
         socket = loop.run(opened())

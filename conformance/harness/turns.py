@@ -1,8 +1,8 @@
 """Three servers with four nodes, of which a test uses one server, and the next test the next one.
 
 To clients, and to most tests, it is a `Platform`: its data directory, port, log and credentials are those of the server whose turn
-it is. Behind a balancer it has one port, and each connection to that goes to the next server: what one request has made, another
-server is asked about.
+it is. Behind a balancer it has one port instead, each connection to which goes to the next server: what one request has made, another
+server is asked about. Commands of the operator are those of the first server then.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Turns(Platform):
         return f"http://127.0.0.1:{self.port}"
 
     def credentials(self) -> dict[str, str]:
-        """Those of the server, at this port."""
+        """Those of the server, with the port that clients connect to."""
         own = f":{self.server.port}"
         return {name: value.replace(own, f":{self.port}") for name, value in self.server.credentials().items()}
 
@@ -54,7 +54,9 @@ class Turns(Platform):
         configure(self.credentials())
 
     def next(self) -> None:
-        """The next server has its turn, and the SDK uses it."""
+        """The next server has its turn, and the SDK uses it; behind a balancer, each connection has that anyway."""
+        if self.balancer:
+            return
         self.number = (self.number + 1) % len(self.service.servers)
         self.use()
 

@@ -26,6 +26,7 @@ SDK = "python-2.63.0"
 CRIU = {"RINGFENCE_CRIU": "{criu}"}
 GO = {"RINGFENCE_GO": "{go}"}
 NODE = {"RINGFENCE_NODE": "{node}"}
+VERSITYGW = {"RINGFENCE_VERSITYGW": "{versitygw}"}
 # Cycles of the default form. The moments differ in each run, so what one run tries less of, many runs make up for; the
 # long form has the numbers of the tests themselves.
 FEWER_CYCLES = {
@@ -224,7 +225,7 @@ ALL: tuple[Suite, ...] = (
     smoke("2.45.1")[1],
     *smoke("2.20.3"),
     *smoke("2.8.1"),
-    Suite("blobs", "blobs", ("blobs",), seconds=40, bound=600, environment={"RINGFENCE_VERSITYGW": "{versitygw}"}),
+    Suite("blobs", "blobs", ("blobs",), seconds=40, bound=600, environment=VERSITYGW),
     # What templates do is the same with a bucket; the store of layers and of uploaded files is what differs.
     Suite(
         "python-s3",
@@ -233,7 +234,7 @@ ALL: tuple[Suite, ...] = (
         ("--s3", *files("python", "templates", "template_builds", "template_files", "dockerfiles")),
         seconds=30,
         bound=600,
-        environment={"RINGFENCE_VERSITYGW": "{versitygw}"},
+        environment=VERSITYGW,
     ),
     node("javascript", ("javascript",), "javascript-2.51.0", seconds=150, bound=1200, environment=CRIU),
     # As with Python: each call of the other version once, over one transport.
@@ -249,6 +250,24 @@ ALL: tuple[Suite, ...] = (
     ),
     node("javascript-2.8.4", ("smoke/test_javascript.py",), "javascript-2.8.4", "javascript", seconds=15, bound=300),
     node("cli", ("cli",), "cli", seconds=175),
+    # A service of three servers behind one port: what one of them has made, the next one is asked about.
+    node(
+        "javascript-balanced",
+        ("--balanced", f"{JAVASCRIPT}::test_over_http"),
+        "javascript-2.51.0",
+        "javascript",
+        seconds=60,
+        bound=600,
+        environment=CRIU | VERSITYGW,
+    ),
+    Suite(
+        "cli-balanced",
+        "cli",
+        (),
+        ("-s", "--balanced", "cli", "-k", "http and not https"),
+        seconds=120,
+        environment={**NODE, "RINGFENCE_NODE_MODULES": "{npm-cli}", **CRIU, **VERSITYGW},
+    ),
     Suite("go", "go", ("-s", "go"), seconds=60, environment=GO),
     # In the sandbox, Chromium is that of the host, whose packages `base` has.
     node("browser", ("browser", "--criu"), "browser", seconds=60, environment=CRIU, packages=("chromium", "libnss3-tools")),
@@ -429,7 +448,7 @@ ALL: tuple[Suite, ...] = (
         ("cluster",),
         seconds=265,
         bound=900,
-        environment=CRIU | {"RINGFENCE_VERSITYGW": "{versitygw}"},
+        environment=CRIU | VERSITYGW,
     ),
     # By itself, because the client keeps threads that stay in the network namespace in which they were started.
     Suite(
@@ -438,7 +457,7 @@ ALL: tuple[Suite, ...] = (
         ("faults",),
         seconds=90,
         bound=900,
-        environment=CRIU | {"RINGFENCE_VERSITYGW": "{versitygw}"},
+        environment=CRIU | VERSITYGW,
         fewer=FEWER_FAULTS,
     ),
     Suite("crash", "crash", (*BESIDE, "crash"), seconds=450, bound=2400, environment=CRIU, fewer=FEWER_CYCLES),

@@ -1,4 +1,6 @@
-"""Builds on two nodes with a bucket, which gets the layers of a build at its end: until then, each is on the node that has made it."""
+"""Builds on two nodes with a bucket, which gets the layers of a build at its end: until then, each is on the node that has made it. And
+builds at a service of which one server has no node.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 from e2b import BuildInfo, Sandbox, Template
 
+from harness.elapse import idle_for
 from harness.s3 import Gateway
 from harness.servers import Node, Server, Service, running_service
 from harness.traffic import until
@@ -25,7 +28,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     try:
         work = tmp_path_factory.mktemp("b", numbered=True)
         with running_service(work, servers=1, config=CONFIG + gateway.config(), is_placed=False) as service:
-            service.servers[0].use()
             yield service
     finally:
         gateway.close()
@@ -33,6 +35,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def server(service: Service) -> Server:
+    service.servers[0].use()
     return service.servers[0]
 
 
@@ -67,6 +70,21 @@ def test_a_step_gets_its_layers_from_a_node_that_drains(service: Service, server
         assert built("moved") == "first\nslept\nlast\n"
     finally:
         assert server.run("node", "undrain", node.id).returncode == 0
+
+
+def test_a_server_without_a_node_leaves_builds_to_another(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running_service(tmp_path_factory.mktemp("n", numbered=True), servers=2, nodes=1, config=CONFIG) as service:
+        assert [len(server.serves()) for server in service.servers] == [1, 0]
+        # They tell each other about once a second.
+        idle_for(3.0)
+        for server in service.servers:
+            server.use()
+            # Which server would build one depends on its id, which is random.
+            for number in range(4):
+                template = Template().from_template("base").run_cmd(f"echo {server.port} {number} > ~/steps")
+                building = Template.build_in_background(template, alias=f"of-{server.port}-{number}")
+                until(lambda building=building: Template.get_build_status(building).status.value == "ready", "it is built", 30)
+        assert built(f"of-{service.servers[1].port}-3") == f"{service.servers[1].port} 3\n"
 
 
 def layers(node: Node) -> set[str]:

@@ -334,11 +334,14 @@ impl Builds {
         self.rows.store().build_expire_waiting(since_us, now_us, WAITED).await?;
         if self.nodes.have_several_servers() {
             let time_us = self.rows.store().lease_time_us(now_us).await?;
-            let gone_us = time_us - SERVER_GONE_S * SECOND_US;
-            let adopted = self.rows.build_adopt(gone_us, RESTARTS_MAX, now_us, RESTARTED).await?;
-            if adopted > 0 {
-                tracing::info!(builds = adopted, "builds of a server that is gone are begun again here");
-                self.started.notify_one();
+            // By a server that can run their steps.
+            if self.nodes.has_any() {
+                let gone_us = time_us - SERVER_GONE_S * SECOND_US;
+                let adopted = self.rows.build_adopt(gone_us, RESTARTS_MAX, now_us, RESTARTED).await?;
+                if adopted > 0 {
+                    tracing::info!(builds = adopted, "builds of a server that is gone are begun again here");
+                    self.started.notify_one();
+                }
             }
             let gone_us = time_us - SERVER_FORGOTTEN_S * SECOND_US;
             for name in self.rows.servers_remove(gone_us).await? {

@@ -428,6 +428,11 @@ impl Nodes {
         state.remembered.remove(id);
     }
 
+    /// Whether any is served.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.state.read().served.is_empty()
+    }
+
     /// All that are served.
     pub(crate) fn all(&self) -> Vec<Arc<ServedNode>> {
         self.state.read().served.clone()

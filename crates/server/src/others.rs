@@ -109,6 +109,8 @@ pub(crate) enum Location {
 struct Other {
     link: Arc<ServerLink>,
     room: Option<Room>,
+    /// Whether it has a node, as far as it says so.
+    has_nodes: bool,
 }
 
 /// The other servers.
@@ -234,12 +236,13 @@ impl OtherServers {
         self.present.read().iter().any(|other| other.link.other() == server)
     }
 
-    /// The server that builds a template, if that is another one. All servers that know the same of each other say the same, so
-    /// uploads, builds and what these have kept meet at one.
+    /// The server that builds a template, if that is another one: one of those that have nodes, if any has. All servers that know the
+    /// same of each other say the same, so uploads, builds and what these have kept meet at one.
     pub(crate) fn home_of(&self, template: &str) -> Option<Arc<ServerLink>> {
         let present = self.present.read();
-        let others = present.iter().map(|other| other.link.other());
-        let home = home_among(others.chain([self.rows.node()]), template)?;
+        let others = present.iter().map(|other| (other.link.other(), other.has_nodes));
+        let own = (self.rows.node(), self.nodes.has_any());
+        let home = build_home(others.chain([own]), template)?;
         let other = present.iter().find(|other| other.link.other() == home)?;
         Some(Arc::clone(&other.link))
     }
@@ -399,6 +402,7 @@ impl OtherServers {
         let said = Said {
             room: self.nodes.room(),
             draining: self.nodes.draining(),
+            has_nodes: self.nodes.has_any(),
         };
         let room = said.to_json();
         let address = self.address.to_string();
@@ -422,6 +426,7 @@ impl OtherServers {
                 let said = server.room_json.as_deref().and_then(Said::parse);
                 present.push(Other {
                     link,
+                    has_nodes: said.as_ref().is_none_or(|said| said.has_nodes),
                     room: said.map(|said| said.room),
                 });
             }
@@ -442,6 +447,13 @@ fn home_among<'a>(servers: impl Iterator<Item = &'a NodeId>, text: &str) -> Opti
         hash.update(text.as_bytes());
         <[u8; 32]>::from(hash.finalize())
     })
+}
+
+/// The server that builds a template, of servers of which some have nodes.
+fn build_home<'a>(servers: impl Iterator<Item = (&'a NodeId, bool)>, template: &str) -> Option<&'a NodeId> {
+    let (with, without): (Vec<_>, Vec<_>) = servers.partition(|(_, has_nodes)| *has_nodes);
+    let able = if with.is_empty() { without } else { with };
+    home_among(able.into_iter().map(|(server, _)| server), template)
 }
 
 /// The pause after a reading that took so long.
@@ -509,5 +521,25 @@ mod tests {
             }
         }
         assert!((20..=80).contains(&moved), "{moved}");
+    }
+
+    #[test]
+    fn a_server_without_nodes_builds_nothing_that_another_one_can() {
+        let ids: Vec<NodeId> = (1..=3)
+            .map(|n| {
+                format!("0199d0a6-0000-7000-8000-00000000000{n}")
+                    .parse()
+                    .expect("an id")
+            })
+            .collect();
+        for template in 0..50 {
+            let text = format!("t{template}");
+            let home = |has: [bool; 3]| build_home(ids.iter().zip(has), &text);
+            let of_all = home([true, true, true]);
+            assert_eq!(home([false, false, true]), Some(&ids[2]));
+            assert_ne!(home([false, true, true]), Some(&ids[0]));
+            // While none has any, one waits for it.
+            assert_eq!(home([false, false, false]), of_all);
+        }
     }
 }

@@ -30,7 +30,7 @@ impl Room {
 pub(crate) type Draining = BTreeMap<String, i64>;
 
 /// What a server tells the others of its nodes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Said {
     /// What its nodes have left.
     #[serde(flatten)]
@@ -38,6 +38,14 @@ pub(crate) struct Said {
     /// The nodes that drain, as far as the server knows.
     #[serde(default, skip_serializing_if = "Draining::is_empty")]
     pub(crate) draining: Draining,
+    /// Whether it has a node, with room or without.
+    #[serde(default = "has_nodes_before", skip_serializing_if = "Clone::clone")]
+    pub(crate) has_nodes: bool,
+}
+
+/// What a server means that says nothing of it: one of a version before, or one that has a node.
+fn has_nodes_before() -> bool {
+    true
 }
 
 impl Said {
@@ -76,10 +84,18 @@ mod tests {
         let said = Said {
             room: Room { load: 7, nodes: 2 },
             draining: Draining::new(),
+            has_nodes: true,
         };
         assert_eq!(said.to_json(), r#"{"load":7,"nodes":2}"#);
         assert_eq!(Said::parse(r#"{"load":7,"nodes":2,"more":{}}"#), Some(said.clone()));
         assert_eq!(Said::parse("{}"), None);
+        let without = Said {
+            room: Room::default(),
+            has_nodes: false,
+            ..said.clone()
+        };
+        assert_eq!(without.to_json(), r#"{"load":0,"nodes":0,"has_nodes":false}"#);
+        assert_eq!(Said::parse(&without.to_json()), Some(without));
         let draining = Said {
             draining: Draining::from([("a".to_owned(), 9)]),
             ..said

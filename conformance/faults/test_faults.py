@@ -23,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +86,8 @@ class World:
     errors: list[BaseException] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    # The same threads in all cycles, because the client keeps connections for each.
+    clients: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(CLIENTS))
 
 
 class Unanswered(Exception):
@@ -315,21 +317,21 @@ FAULTS = {
 def cycle(service: Service, world: World, chance: random.Random, name: str) -> None:
     world.is_over = False
     fault = FAULTS[name][0]
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        seeds = [random.Random(chance.getrandbits(64)) for _ in range(CLIENTS)]
-        running = [pool.submit(client, world, service, own) for own in seeds]
-        try:
-            # The fault comes at a random moment of what the clients do.
-            at_moment(chance.uniform(0.1, 1.0))
-            world.is_faulty = True
-            mend = fault(service, world, chance)
-            # The clients go on without the part.
-            at_moment(chance.uniform(0.1, 1.0))
-            mend()
-        finally:
-            world.is_over = True
-        for one in running:
-            one.result()
+    seeds = [random.Random(chance.getrandbits(64)) for _ in range(CLIENTS)]
+    running = [world.clients.submit(client, world, service, own) for own in seeds]
+    try:
+        # The fault comes at a random moment of what the clients do.
+        at_moment(chance.uniform(0.1, 1.0))
+        world.is_faulty = True
+        mend = fault(service, world, chance)
+        # The clients go on without the part.
+        at_moment(chance.uniform(0.1, 1.0))
+        mend()
+    finally:
+        world.is_over = True
+        wait(running)
+    for one in running:
+        one.result()
     assert not world.errors, world.errors
     until(service.is_served, lambda: f"all nodes are served: {[server.nodes() for server in service.servers]}", 60)
     check(world, service, chance)
@@ -369,8 +371,7 @@ def check(world: World, service: Service, chance: random.Random) -> None:
         assert Sandbox.kill(name, api_key=server.credentials()["E2B_API_KEY"], api_url=server.url)
         world.deleted.add(name)
     world.deleting.clear()
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(lambda known: answers(chance.choice(service.servers), known.id), world.known.values()))
+    list(world.clients.map(lambda known: answers(chance.choice(service.servers), known.id), world.known.values()))
     for known in world.known.values():
         if known.is_marked:
             found = host_pids(known.mark)

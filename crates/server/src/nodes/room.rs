@@ -39,12 +39,12 @@ pub(crate) struct Said {
     #[serde(default, skip_serializing_if = "Draining::is_empty")]
     pub(crate) draining: Draining,
     /// Whether it has a node, with room or without.
-    #[serde(default = "has_nodes_before", skip_serializing_if = "Clone::clone")]
+    #[serde(default = "may_have_nodes")]
     pub(crate) has_nodes: bool,
 }
 
-/// What a server means that says nothing of it: one of a version before, or one that has a node.
-fn has_nodes_before() -> bool {
+/// What is taken for true of a server of a version before, which does not say.
+fn may_have_nodes() -> bool {
     true
 }
 
@@ -86,7 +86,7 @@ mod tests {
             draining: Draining::new(),
             has_nodes: true,
         };
-        assert_eq!(said.to_json(), r#"{"load":7,"nodes":2}"#);
+        assert_eq!(said.to_json(), r#"{"load":7,"nodes":2,"has_nodes":true}"#);
         assert_eq!(Said::parse(r#"{"load":7,"nodes":2,"more":{}}"#), Some(said.clone()));
         assert_eq!(Said::parse("{}"), None);
         let without = Said {

@@ -103,19 +103,25 @@ async fn metrics(platform: &TestPlatform) -> String {
 }
 
 /// A request to a port of a sandbox.
-/// Has every change of a row to a state fail. With `is_committed` it is made nevertheless, as when a connection is lost before
-/// the answer.
-async fn fail_changes(raw: &mut AnyConnection, state: &str, is_committed: bool) {
-    let raise = if is_committed { "FAIL" } else { "ABORT" };
-    let trigger = format!(
-        "BEGIN; DROP TRIGGER IF EXISTS lost; \
-         CREATE TRIGGER lost AFTER UPDATE OF state ON sandboxes WHEN NEW.state = '{state}' \
-         BEGIN SELECT RAISE({raise}, 'the answer is lost'); END; COMMIT"
-    );
-    sqlx::raw_sql(AssertSqlSafe(trigger))
-        .execute(raw)
-        .await
-        .expect("a trigger");
+/// Ends what `fail_changes` began.
+const DROP_TRIGGERS: &str = "DROP TRIGGER IF EXISTS lost_pausing; DROP TRIGGER IF EXISTS lost_paused; \
+     DROP TRIGGER IF EXISTS lost_resuming; DROP TRIGGER IF EXISTS lost_running;";
+
+/// Has changes of rows to some states fail. With `is_committed` they are made nevertheless, as when a connection is lost
+/// before the answer.
+async fn fail_changes(raw: &mut AnyConnection, changes: &[(&str, bool)]) {
+    let triggers: String = changes
+        .iter()
+        .map(|(state, is_committed)| {
+            let raise = if *is_committed { "FAIL" } else { "ABORT" };
+            format!(
+                "CREATE TRIGGER lost_{state} AFTER UPDATE OF state ON sandboxes WHEN NEW.state = '{state}' \
+                 BEGIN SELECT RAISE({raise}, 'the answer is lost'); END; "
+            )
+        })
+        .collect();
+    let sql = format!("BEGIN IMMEDIATE; {DROP_TRIGGERS} {triggers} COMMIT");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(raw).await.expect("triggers");
 }
 
 async fn raw(platform: &TestPlatform) -> AnyConnection {
@@ -123,17 +129,18 @@ async fn raw(platform: &TestPlatform) -> AnyConnection {
     AnyConnection::connect(&url).await.expect("a database")
 }
 
-async fn lose_answers(platform: &TestPlatform, state: &str) -> AnyConnection {
+/// Loses the answers to changes of rows to a state, and refuses those to another, by which they would be brought back.
+async fn lose_answers(platform: &TestPlatform, lost: &str, refused: &str) -> AnyConnection {
     let mut raw = raw(platform).await;
-    fail_changes(&mut raw, state, true).await;
+    fail_changes(&mut raw, &[(lost, true), (refused, false)]).await;
     raw
 }
 
 async fn answer_again(mut raw: AnyConnection) {
-    sqlx::raw_sql("DROP TRIGGER lost")
+    sqlx::raw_sql(AssertSqlSafe(format!("BEGIN IMMEDIATE; {DROP_TRIGGERS} COMMIT")))
         .execute(&mut raw)
         .await
-        .expect("no trigger");
+        .expect("no triggers");
     raw.close().await.expect("a database");
 }
 
@@ -142,11 +149,11 @@ async fn answer_again(mut raw: AnyConnection) {
 async fn a_change_whose_answer_is_lost_can_be_made_again() {
     let platform = TestPlatform::start().await;
     let id = platform.create(r#","timeout":600"#).await;
-    for (call, lost, before, after) in [
-        ("pause", "pausing", State::Pausing, State::Paused),
-        ("resume", "resuming", State::Resuming, State::Running),
+    for (call, lost, refused, before, after) in [
+        ("pause", "pausing", "running", State::Pausing, State::Paused),
+        ("resume", "resuming", "paused", State::Resuming, State::Running),
     ] {
-        let raw = lose_answers(&platform, lost).await;
+        let raw = lose_answers(&platform, lost, refused).await;
         assert!(post(&platform, &id, call, "").await.status.is_server_error(), "{call}");
         assert_eq!(state(&platform, &id).await, before, "it was committed");
         answer_again(raw).await;
@@ -154,9 +161,21 @@ async fn a_change_whose_answer_is_lost_can_be_made_again() {
         assert!(again.status.is_success(), "{call}: {again:?}");
         assert_eq!(state(&platform, &id).await, after);
     }
-    // Also where nothing is asked for: the row becomes right by itself.
-    let raw = lose_answers(&platform, "pausing").await;
-    assert!(post(&platform, &id, "pause", "").await.status.is_server_error());
+}
+
+/// Also where nothing more is asked for, and where the database fails again while the row is brought back.
+#[tokio::test]
+async fn a_row_whose_change_had_no_answer_becomes_right_by_itself() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":600"#).await;
+    let raw = lose_answers(&platform, "pausing", "running").await;
+    for attempt in ["its answer is lost", "the row cannot be brought back"] {
+        assert!(
+            post(&platform, &id, "pause", "").await.status.is_server_error(),
+            "{attempt}"
+        );
+        assert_eq!(state(&platform, &id).await, State::Pausing, "{attempt}");
+    }
     answer_again(raw).await;
     let is_right = async {
         while state(&platform, &id).await != State::Running {
@@ -173,10 +192,10 @@ async fn a_state_that_is_recorded_later_and_whose_answer_is_lost_is_read_again()
     let platform = TestPlatform::start().await;
     let id = platform.create(r#","timeout":600"#).await;
     let mut raw = raw(&platform).await;
-    fail_changes(&mut raw, "paused", false).await;
+    fail_changes(&mut raw, &[("paused", false)]).await;
     assert_eq!(post(&platform, &id, "pause", "").await.status, 204);
     assert_eq!(state(&platform, &id).await, State::Pausing);
-    fail_changes(&mut raw, "paused", true).await;
+    fail_changes(&mut raw, &[("paused", true)]).await;
     let is_committed = async {
         while state(&platform, &id).await != State::Paused {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -13,6 +13,7 @@ use store::servers::ServerPlace;
 
 use super::context::{ErrorResponse, Operator, OperatorError};
 use crate::listen::forwarding::Forwarded;
+use crate::outcome::EndReason;
 use crate::sandboxes::elsewhere::AbsentError;
 
 /// How often a sandbox is looked for that has left the server which was asked to kill it.
@@ -107,13 +108,13 @@ pub(super) async fn absent(operator: &Operator, id: &SandboxId) -> Result<ErrorR
 /// Has the server that has the node of a sandbox kill it.
 pub(super) async fn kill(operator: &Operator, id: &SandboxId) -> Result<StatusCode, ErrorResponse> {
     let Some(forwarding) = operator.forwarding.get() else {
-        return Err(absent(operator, id).await?);
+        return end_left(operator, id).await;
     };
     for _ in 0..ATTEMPTS {
         let row = operator.store.sandbox_by_id(id).await?;
         let row = row.ok_or_else(|| ErrorResponse::no_sandbox(id.as_str()))?;
         match forwarding.kill_for_operator(&row).await {
-            None => return Err(absent(operator, id).await?),
+            None => return end_left(operator, id).await,
             Some(Forwarded::Answered(response)) => {
                 let status = response.status().as_u16();
                 tracing::info!(sandbox.id = %id, team.id = %row.team_id, status, "the operator has another server kill a sandbox");
@@ -129,6 +130,15 @@ pub(super) async fn kill(operator: &Operator, id: &SandboxId) -> Result<StatusCo
     }
     let why = format!("sandbox {id} is being moved from one server to another: run the command again in a moment");
     Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))
+}
+
+/// Ends a sandbox that is at no server: one that is paused, with a copy in the blob store.
+async fn end_left(operator: &Operator, id: &SandboxId) -> Result<StatusCode, ErrorResponse> {
+    if !operator.sandboxes.end_left(id, None, EndReason::Operator).await? {
+        return Err(absent(operator, id).await?);
+    }
+    tracing::info!(sandbox.id = %id, "the operator has killed a paused sandbox whose node is away");
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// What another server has answered to a request to kill a sandbox.

@@ -527,14 +527,20 @@ impl Sandboxes {
         })
     }
 
-    /// Ends a paused sandbox of a team whose node is not served and whose copy is in the blob store: what its node has is thrown away
-    /// when that comes back. Returns whether it has ended.
-    pub(crate) async fn end_left(&self, id: &SandboxId, team: &TeamId) -> Result<bool, StoreError> {
+    /// Ends a paused sandbox whose node is not served and whose copy is in the blob store: what its node has is thrown away when that
+    /// comes back. With a team, only one of that. Returns whether it has ended.
+    pub(crate) async fn end_left(
+        &self,
+        id: &SandboxId,
+        team: Option<&TeamId>,
+        reason: EndReason,
+    ) -> Result<bool, StoreError> {
         let Some(parcels) = &self.parcels else {
             return Ok(false);
         };
         let row = self.store().sandbox_by_id(id).await?;
-        let Some(row) = row.filter(|row| row.team_id == *team && row.state == State::Paused) else {
+        let is_wanted = |row: &SandboxRow| row.state == State::Paused && team.is_none_or(|team| row.team_id == *team);
+        let Some(row) = row.filter(is_wanted) else {
             return Ok(false);
         };
         let now_us = self.store().lease_time_us(self.clock.now_us()).await?;
@@ -561,7 +567,7 @@ impl Sandboxes {
             return Ok(false);
         }
         self.tracked.records.track(&row);
-        self.tracked.has_ended(id, EndReason::Killed);
+        self.tracked.has_ended(id, reason);
         self.tracked.records.end(id);
         parcels.known.lock().insert(id.clone());
         self.remove_parcels(id);

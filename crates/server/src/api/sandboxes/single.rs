@@ -14,6 +14,7 @@ use crate::api::auth::{Caller, SandboxPath};
 use crate::api::error::ApiError;
 use crate::api::json::json;
 use crate::api::state::SandboxAccess;
+use crate::outcome::EndReason;
 use crate::sandboxes::Sandboxes;
 use crate::sandboxes::entry::StopOutcome;
 
@@ -70,7 +71,9 @@ pub(crate) async fn delete_sandbox(
     let entry = match caller.sandbox(&sandboxes, &id).await {
         Ok(entry) => entry,
         // It may be paused on a node that is away.
-        Err(_) if sandboxes.end_left(&id, &caller.team).await? => return Ok(StatusCode::NO_CONTENT),
+        Err(_) if sandboxes.end_left(&id, Some(&caller.team), EndReason::Killed).await? => {
+            return Ok(StatusCode::NO_CONTENT);
+        }
         Err(error) => return Err(error),
     };
     match sandboxes.stop(&entry).await {

@@ -49,12 +49,16 @@ def shown(service: Service, gateway: Gateway, request: pytest.FixtureRequest) ->
     yield
     if request.session.testsfailed > failed:
         print(service.log_tail(60))
-    launch(service)
-    for item in Sandbox.list().next_items():
-        Sandbox.kill(item.sandbox_id)
-    until(lambda: not copies(gateway), "nothing is left in the bucket")
-    for node in service.nodes:
-        until(lambda node=node: not kept(node), "nothing is kept on a node")
+    try:
+        launch(service)
+        for item in Sandbox.list().next_items():
+            Sandbox.kill(item.sandbox_id)
+        until(lambda: not copies(gateway), lambda: f"nothing is left in the bucket: {copies(gateway)}")
+        for node in service.nodes:
+            until(lambda node=node: not kept(node), "nothing is kept on a node")
+    except BaseException:
+        print(service.log_tail(200))
+        raise
 
 
 def server(service: Service) -> Server:
@@ -251,6 +255,27 @@ def test_what_a_node_has_lost_goes_on_from_its_copy(service: Service) -> None:
     sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
     goes_on(sandbox, before, hash_before)
     runs_once(sandbox)
+
+
+def test_the_operator_kills_what_a_lost_node_has_paused(service: Service) -> None:
+    sandbox, _ = made()
+    pause(sandbox, service)
+    until_copied(service, sandbox.sandbox_id)
+    lost = place_of(service, sandbox.sandbox_id)
+    kill(lost)
+    shown = lambda: json.loads(server(service).run("sandbox", "show", sandbox.sandbox_id, "--format", "json").stdout)  # noqa: E731
+    until(lambda: shown()["is_node_away"], "the node is away")
+    # No session of the node is left.
+    assert server(service).terminate() == 0
+    server(service).start()
+    ended = server(service).run("sandbox", "kill", sandbox.sandbox_id)
+    assert ended.returncode == 0 and sandbox.sandbox_id in ended.stdout, ended.stderr
+    assert Sandbox.list().next_items() == []
+    log = server(service).run("sandbox", "logs", sandbox.sandbox_id, "--format", "json").stdout
+    assert '"operator"' in log, log
+    assert len(kept(lost)) == 1
+    launch(service)
+    until(lambda: not kept(lost), "the node throws away what it has")
 
 
 def test_copies_of_what_has_ended_are_removed_and_no_others(service: Service, gateway: Gateway) -> None:

@@ -124,7 +124,8 @@ def test_a_node_that_is_killed_leaves_the_others_working(cluster: Cluster, sprea
                 works(one)
     with ThreadPoolExecutor(4) as pool:
         made = [sandbox.sandbox_id for sandbox in pool.map(lambda _: counting(), range(4))]
-    assert {place_of(cluster, one) for one in made} == nodes_of(cluster) - {other.id}
+    # Where depends on how busy the others are.
+    assert {place_of(cluster, one) for one in made} <= nodes_of(cluster) - {other.id}
     for one in made:
         assert Sandbox.kill(one)
     listed = {item.sandbox_id for item in Sandbox.list().next_items()}

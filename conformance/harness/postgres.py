@@ -116,6 +116,12 @@ class Postgres:
     def url(self) -> str:
         return f"postgres://postgres@localhost/postgres?host={self.directory}"
 
+    def log_tail(self, lines: int = 30) -> str:
+        """The end of its log, and how it has ended if it has."""
+        code = self.process.poll() if self.process else None
+        ended = [] if code is None else [f"ended with {code}"]
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:] + ended)
+
     def stop(self) -> None:
         """At once, as a crash would. SIGQUIT releases its shared memory, and SIGKILL would not."""
         if self.process:

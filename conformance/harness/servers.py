@@ -228,6 +228,7 @@ class Service:
     def log_tail(self, lines: int = 30) -> str:
         tails = [f"--- {server.data_dir.name}:\n{server.log_tail(lines)}" for server in self.servers]
         tails += [f"--- {node.node_dir.name}:\n" + "\n".join(node.log().splitlines()[-lines:]) for node in self.nodes]
+        tails.append(f"--- PostgreSQL:\n{self.postgres.log_tail(lines)}")
         return "\n".join(tails)
 
     def terminate(self) -> int:

@@ -178,14 +178,27 @@ impl Sandboxes {
         if !parcels.known.lock().remove(id) {
             return;
         }
-        let (parcels, id) = (Arc::clone(parcels), id.clone());
+        let (parcels, work, id) = (Arc::clone(parcels), Arc::clone(&self.work), id.clone());
         self.work.spawn(async move {
-            match parcels.remove(&id).await {
-                Ok(0) => {}
-                Ok(objects) => tracing::debug!(sandbox.id = %id, objects, "removed the copies of a sandbox"),
-                Err(error) => {
-                    tracing::warn!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet");
+            let mut pause = RETRY.0;
+            loop {
+                match parcels.remove(&id).await {
+                    Ok(objects) => {
+                        tracing::debug!(sandbox.id = %id, objects, "removed the copies of a sandbox");
+                        return;
+                    }
+                    Err(error) if pause == RETRY.0 => {
+                        tracing::warn!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet, it is tried again");
+                    }
+                    Err(error) => {
+                        tracing::debug!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet");
+                    }
                 }
+                // What is left then is found by the next round of all copies.
+                if pause > RETRY.1 || !work.pause(pause).await {
+                    return;
+                }
+                pause *= 2;
             }
         });
     }

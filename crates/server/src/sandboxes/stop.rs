@@ -103,8 +103,9 @@ impl Sandboxes {
             }
         };
         self.tracked.remove(&turn.node, id);
-        // Without a row of this node, it may have been brought to another one by another server.
-        if deleted.is_some() {
+        // Without a row of this node, it may have been brought to another one by another server, or was removed by an attempt
+        // whose answer was lost.
+        if deleted.is_some() || matches!(self.store().sandbox_by_id(id).await, Ok(None)) {
             self.remove_parcels(id);
         }
         StopOutcome::Gone

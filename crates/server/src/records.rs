@@ -99,9 +99,9 @@ impl Records {
         Self {
             store,
             telemetry,
+            queue: WriteQueue::new(settings.settle),
             settings,
             clock,
-            queue: WriteQueue::new(),
             tracked: Mutex::default(),
             usage: Mutex::new(TeamCounters::new(node.to_string())),
             // The first count is one purge interval after the start, or when this much was added.

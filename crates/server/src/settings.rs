@@ -518,6 +518,8 @@ pub struct RecordSettings {
     pub metric_first: Duration,
     /// Interval between purges.
     pub purge_interval: Duration,
+    /// How long a reader waits for what is not written yet, before it reads what is stored.
+    pub settle: Duration,
 }
 
 impl Default for RecordSettings {
@@ -535,6 +537,7 @@ impl Default for RecordSettings {
             metric_interval: Duration::from_secs(5),
             metric_first: Duration::from_secs(1),
             purge_interval: Duration::from_secs(60),
+            settle: Duration::from_secs(1),
         }
     }
 }

@@ -22,9 +22,6 @@ pub(super) const ITEMS_MAX: usize = 16_384;
 const ITEMS_PER_SANDBOX: usize = ITEMS_MAX / 4;
 /// Approximate maximum size, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
-/// How long a reader waits for pending items to be written, before it reads what is stored.
-const SETTLE_BOUND: Duration = Duration::from_secs(1);
-
 /// A record to be written.
 #[derive(Debug)]
 pub(super) enum Item {
@@ -69,6 +66,8 @@ pub(super) struct WriteQueue {
     pub(super) flush_requested: Notify,
     /// How many of the items that were added have been written or given up.
     done: watch::Sender<u64>,
+    /// How long a reader waits for the items to be written.
+    settle: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -95,8 +94,10 @@ impl Waiting {
 }
 
 impl WriteQueue {
-    pub(super) fn new() -> Self {
+    /// A queue whose readers wait for pending items to be written for this long, before they read what is stored.
+    pub(super) fn new(settle: Duration) -> Self {
         Self {
+            settle,
             waiting: Mutex::default(),
             // Unique across restarts too, whatever clock the times of the entries come from.
             seq: AtomicI64::new(Clock::system().now_us()),
@@ -226,7 +227,7 @@ impl WriteQueue {
         }
         self.flush_requested.notify_one();
         // The read that follows reports an unavailable database.
-        let _ = tokio::time::timeout(SETTLE_BOUND, done.wait_for(|done| *done >= put)).await;
+        let _ = tokio::time::timeout(self.settle, done.wait_for(|done| *done >= put)).await;
     }
 }
 
@@ -258,7 +259,7 @@ mod tests {
 
     #[test]
     fn dropped_entries_are_counted_and_reported() {
-        let queue = WriteQueue::new();
+        let queue = WriteQueue::new(Duration::from_secs(1));
         for n in 0..ITEMS_MAX - 1 {
             queue.put(entry(&queue, &format!("i{}", n % 8), n.to_string()));
         }
@@ -292,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_busy_log_does_not_displace_others() {
-        let queue = WriteQueue::new();
+        let queue = WriteQueue::new(Duration::from_secs(1));
         for n in 0..ITEMS_PER_SANDBOX + 2 {
             queue.put(entry(&queue, "iloud", n.to_string()));
         }
@@ -316,7 +317,7 @@ mod tests {
 
     #[test]
     fn bytes_are_bounded() {
-        let queue = WriteQueue::new();
+        let queue = WriteQueue::new(Duration::from_secs(1));
         for _ in 0..20 {
             queue.put(entry(&queue, "iloud", "x".repeat(1 << 20)));
         }
@@ -328,7 +329,7 @@ mod tests {
 
     #[tokio::test]
     async fn flush_waits_for_earlier_items() {
-        let queue = std::sync::Arc::new(WriteQueue::new());
+        let queue = std::sync::Arc::new(WriteQueue::new(Duration::from_secs(1)));
         queue.flush().await;
         queue.put(end());
         queue.put(end());

@@ -67,10 +67,10 @@ async fn malformed_input_does_not_affect_other_clients() {
 async fn silent_connections_are_closed() {
     let platform = TestPlatform::start().await;
     for greeting in ["", "GET / HT", "PRI * HTTP/2.0\r\n"] {
+        let begun = Instant::now();
         let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
         tcp.write_all(greeting.as_bytes()).await.expect("written");
         tokio::time::pause();
-        let begun = Instant::now();
         let mut buffer = [0; 64];
         let got = tcp.read(&mut buffer).await.unwrap_or(0);
         assert_eq!(got, 0, "{greeting}");

@@ -454,7 +454,7 @@ async fn a_sandbox_without_a_start_response_is_ended() {
         }
     })
     .await;
-    assert_eq!(platform.node.kills.load(Ordering::SeqCst), 2);
+    assert!(platform.node.kills.load(Ordering::SeqCst) >= 2);
 }
 
 #[tokio::test]

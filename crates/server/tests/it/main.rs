@@ -29,6 +29,7 @@ mod lifetime;
 mod limits;
 mod list;
 mod logs;
+mod lost_answers;
 mod mcp;
 mod metrics;
 mod network;

@@ -63,7 +63,7 @@ fn is_about(deadline: Option<NodeDeadline>, left_s: u64, then: Overdue) {
     let deadline = deadline.expect("a deadline");
     assert_eq!(deadline.then, then);
     let late = Duration::from_secs(left_s).checked_sub(deadline.left);
-    assert!(late.is_some_and(|late| late < Duration::from_secs(10)), "{deadline:?}");
+    assert!(late.is_some_and(|late| late < Duration::from_secs(30)), "{deadline:?}");
 }
 
 #[tokio::test]

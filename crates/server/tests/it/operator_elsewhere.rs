@@ -8,7 +8,7 @@ use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use link::{Carried, ServerLink};
+use link::{Carried, OpenError, ServerLink};
 use model::id::SandboxId;
 use serde_json::{Value, json};
 use server::settings::ServerSettings;
@@ -147,10 +147,17 @@ async fn forward(to: &Several, about: &SandboxId, method: &str, path: &str, head
     let tasks = (TaskTracker::new(), CancellationToken::new());
     let authority = std::sync::Arc::clone(&to.authority);
     let link = ServerLink::new(authority, own, host(2).id, to.address(), SystemTime::now, tasks);
-    let stream = link
-        .open(&format!("/1/sandboxes/{about}"), Carried::Api)
-        .await
-        .expect("a stream");
+    let path_of_stream = format!("/1/sandboxes/{about}");
+    let opening = async {
+        loop {
+            match link.open(&path_of_stream, Carried::Api).await {
+                // It took too long, and nothing was begun.
+                Err(OpenError::Unreachable { .. }) => {}
+                opened => return opened,
+            }
+        }
+    };
+    let stream = within(opening).await.expect("a stream");
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("handshake");
     tokio::spawn(connection);
     let request = Request::builder()

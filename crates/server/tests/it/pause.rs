@@ -2,13 +2,11 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use bytes::Bytes;
 use model::id::SandboxId;
 use model::lifecycle::State;
 use serde_json::{Value, json};
-use sqlx::{AnyConnection, AssertSqlSafe, Connection as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -103,111 +101,6 @@ async fn metrics(platform: &TestPlatform) -> String {
 }
 
 /// A request to a port of a sandbox.
-/// Ends what `fail_changes` began.
-const DROP_TRIGGERS: &str = "DROP TRIGGER IF EXISTS lost_pausing; DROP TRIGGER IF EXISTS lost_paused; \
-     DROP TRIGGER IF EXISTS lost_resuming; DROP TRIGGER IF EXISTS lost_running;";
-
-/// Has changes of rows to some states fail. With `is_committed` they are made nevertheless, as when a connection is lost
-/// before the answer.
-async fn fail_changes(raw: &mut AnyConnection, changes: &[(&str, bool)]) {
-    let triggers: String = changes
-        .iter()
-        .map(|(state, is_committed)| {
-            let raise = if *is_committed { "FAIL" } else { "ABORT" };
-            format!(
-                "CREATE TRIGGER lost_{state} AFTER UPDATE OF state ON sandboxes WHEN NEW.state = '{state}' \
-                 BEGIN SELECT RAISE({raise}, 'the answer is lost'); END; "
-            )
-        })
-        .collect();
-    let sql = format!("BEGIN IMMEDIATE; {DROP_TRIGGERS} {triggers} COMMIT");
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(raw).await.expect("triggers");
-}
-
-async fn raw(platform: &TestPlatform) -> AnyConnection {
-    let url = format!("sqlite:{}", platform.directory.path().join("test.db").display());
-    AnyConnection::connect(&url).await.expect("a database")
-}
-
-/// Loses the answers to changes of rows to a state, and refuses those to another, by which they would be brought back.
-async fn lose_answers(platform: &TestPlatform, lost: &str, refused: &str) -> AnyConnection {
-    let mut raw = raw(platform).await;
-    fail_changes(&mut raw, &[(lost, true), (refused, false)]).await;
-    raw
-}
-
-async fn answer_again(mut raw: AnyConnection) {
-    sqlx::raw_sql(AssertSqlSafe(format!("BEGIN IMMEDIATE; {DROP_TRIGGERS} COMMIT")))
-        .execute(&mut raw)
-        .await
-        .expect("no triggers");
-    raw.close().await.expect("a database");
-}
-
-/// Without a look at the row, it would be taken for one that another server has changed, for as long as this one runs.
-#[tokio::test]
-async fn a_change_whose_answer_is_lost_can_be_made_again() {
-    let platform = TestPlatform::start().await;
-    let id = platform.create(r#","timeout":600"#).await;
-    for (call, lost, refused, before, after) in [
-        ("pause", "pausing", "running", State::Pausing, State::Paused),
-        ("resume", "resuming", "paused", State::Resuming, State::Running),
-    ] {
-        let raw = lose_answers(&platform, lost, refused).await;
-        assert!(post(&platform, &id, call, "").await.status.is_server_error(), "{call}");
-        assert_eq!(state(&platform, &id).await, before, "it was committed");
-        answer_again(raw).await;
-        let again = post(&platform, &id, call, "").await;
-        assert!(again.status.is_success(), "{call}: {again:?}");
-        assert_eq!(state(&platform, &id).await, after);
-    }
-}
-
-/// Also where nothing more is asked for, and where the database fails again while the row is brought back.
-#[tokio::test]
-async fn a_row_whose_change_had_no_answer_becomes_right_by_itself() {
-    let platform = TestPlatform::start().await;
-    let id = platform.create(r#","timeout":600"#).await;
-    let raw = lose_answers(&platform, "pausing", "running").await;
-    for attempt in ["its answer is lost", "the row cannot be brought back"] {
-        assert!(
-            post(&platform, &id, "pause", "").await.status.is_server_error(),
-            "{attempt}"
-        );
-        assert_eq!(state(&platform, &id).await, State::Pausing, "{attempt}");
-    }
-    answer_again(raw).await;
-    let is_right = async {
-        while state(&platform, &id).await != State::Running {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    within(is_right).await;
-    assert_eq!(post(&platform, &id, "pause", "").await.status, 204);
-}
-
-/// The sandbox is paused, and that is recorded by the second attempt, whose answer is lost.
-#[tokio::test]
-async fn a_state_that_is_recorded_later_and_whose_answer_is_lost_is_read_again() {
-    let platform = TestPlatform::start().await;
-    let id = platform.create(r#","timeout":600"#).await;
-    let mut raw = raw(&platform).await;
-    fail_changes(&mut raw, &[("paused", false)]).await;
-    assert_eq!(post(&platform, &id, "pause", "").await.status, 204);
-    assert_eq!(state(&platform, &id).await, State::Pausing);
-    fail_changes(&mut raw, &[("paused", true)]).await;
-    let is_committed = async {
-        while state(&platform, &id).await != State::Paused {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    within(is_committed).await;
-    answer_again(raw).await;
-    let resumed = post(&platform, &id, "resume", "").await;
-    assert!(resumed.status.is_success(), "{resumed:?}");
-    assert_eq!(state(&platform, &id).await, State::Running);
-}
-
 pub(crate) async fn traffic(platform: &TestPlatform, id: &str, port: u16, more: &[(&str, &str)]) -> Reply {
     let host = format!("{port}-{id}.sandbox.test");
     let headers: Vec<(&str, &str)> = [("host", host.as_str())]
@@ -651,13 +544,13 @@ async fn deadlines_pause_where_that_was_asked_for() {
     let id = platform.create(r#","timeout":10,"autoPause":true"#).await;
     let before = platform.node.kills.load(Ordering::SeqCst);
     *platform.node.pause.lock() = Behaviour::Fails;
-    platform.clock.advance(11);
     // Each attempt has a row of its own: its version rises.
     let version = async || {
         let row = platform.store.sandbox_by_id(&parsed(&id)).await.expect("a database");
         row.expect("a row").version
     };
     let first = version().await;
+    platform.clock.advance(11);
     within(async { while version().await < first + 2 {} }).await;
     *platform.node.pause.lock() = Behaviour::Works;
     within(async {

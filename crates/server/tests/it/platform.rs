@@ -20,7 +20,7 @@ use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
 use server::seal::Sealer;
 use server::server::Server;
-use server::settings::{Limits, PoolSettings, ServerSettings, TeamLimits, WebhookSettings};
+use server::settings::{Limits, PoolSettings, RecordSettings, ServerSettings, TeamLimits, WebhookSettings};
 use server::tls::Tls;
 use store::Store;
 use store::builds::{BuildRow, BuildStatus};
@@ -226,6 +226,11 @@ pub(crate) fn settings(clock: &TestClock) -> ServerSettings {
         pool: PoolSettings {
             per_template: 0,
             ..PoolSettings::default()
+        },
+        // A slow disk must not make readers read too early.
+        records: RecordSettings {
+            settle: Duration::from_secs(20),
+            ..RecordSettings::default()
         },
         ..ServerSettings::new(
             "sandbox.test:3000".to_owned(),

@@ -197,7 +197,8 @@ async fn a_kill_that_the_database_cannot_record_is_503_and_retried() {
     let path = format!("/sandboxes/{id}");
     let url = format!("sqlite:{}", platform.directory.path().join("test.db").display());
     let mut raw = AnyConnection::connect(&url).await.expect("a database");
-    let refuse = "BEGIN IMMEDIATE; CREATE TRIGGER kept BEFORE DELETE ON sandboxes BEGIN SELECT RAISE(ABORT, 'no deletes'); END; COMMIT";
+    let refuse =
+        "BEGIN; CREATE TRIGGER kept BEFORE DELETE ON sandboxes BEGIN SELECT RAISE(ABORT, 'no deletes'); END; COMMIT";
     raw.execute(refuse).await.expect("a trigger");
     for _ in 0..2 {
         let reply = platform.call("DELETE", &path, "").await;

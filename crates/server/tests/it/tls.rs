@@ -251,10 +251,10 @@ async fn silent_connections_time_out_at_every_stage() {
         ("\x16", 10),
         ("\x16\x03\x01\x02\x00\x01\x00", 10),
     ] {
+        let begun = Instant::now();
         let mut tcp = TcpStream::connect(platform.addr).await.expect("connect");
         tcp.write_all(greeting.as_bytes()).await.expect("written");
         tokio::time::pause();
-        let begun = Instant::now();
         let got = tcp.read(&mut [0; 64]).await.unwrap_or(0);
         assert_eq!(got, 0, "{greeting:?}");
         let waited = begun.elapsed();
@@ -297,7 +297,8 @@ async fn failed_handshakes_do_not_affect_other_clients() {
     platform.stop.cancel();
     let stopping = Instant::now();
     within(platform.server.drained()).await;
-    assert!(stopping.elapsed() < Duration::from_secs(5));
+    // A handshake may take ten seconds.
+    assert!(stopping.elapsed() < Duration::from_secs(9));
     drop((open, begun, idle));
 }
 

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use store::keys::SealedSecret;
 use store::webhooks::WebhookRow;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::platform::{TestPlatform, pause, team, within};
 
@@ -393,11 +393,10 @@ async fn what_is_no_answer_is_an_error() {
         assert_eq!((&log[0]["status"], &log[0]["error"]), (&Value::Null, &json!(error)));
         platform.call("DELETE", &format!("/events/webhooks/{id}"), "").await;
     }
-    let closed = TcpListener::bind("127.0.0.1:0")
-        .await
-        .expect("bind")
-        .local_addr()
-        .expect("an address");
+    // A port that is taken, at which nothing listens.
+    let held = TcpSocket::new_v4().expect("a socket");
+    held.bind("127.0.0.1:0".parse().expect("an address")).expect("bind");
+    let closed = held.local_addr().expect("an address");
     let id = hook(&platform, &format!("http://{closed}/"), &["created"]).await;
     platform.create("").await;
     assert_eq!(until_attempts(&platform, &id, 1).await[0]["error"], "connect");
@@ -454,15 +453,16 @@ async fn a_receiver_that_hangs_delays_no_other() {
     let platform = TestPlatform::start_adjusted(local).await;
     let slow = Receiver::start(|_| None).await;
     let quick = Receiver::start(|_| answer(200)).await;
-    hook(&platform, &slow.url(), &["created"]).await;
+    let id = hook(&platform, &slow.url(), &["created"]).await;
     hook(&platform, &quick.url(), &["created"]).await;
     for _ in 0..8 {
         platform.create("").await;
     }
     quick.until(8).await;
     slow.until(4).await;
-    // No more are in flight to one webhook.
-    assert_eq!(slow.count(), 4);
+    // No more are in flight to one webhook. Those that took too long are not any more.
+    let sent = slow.count();
+    assert!(sent - deliveries(&platform, &id).await.len() <= 4, "{sent}");
 }
 
 #[tokio::test]

@@ -31,6 +31,8 @@ mod lifetime;
 mod limits;
 #[path = "../it/logs.rs"]
 mod logs;
+#[path = "../it/lost_answers.rs"]
+mod lost_answers;
 #[path = "../it/metrics.rs"]
 mod metrics;
 #[path = "../it/network.rs"]

@@ -15,6 +15,9 @@ use super::files::{named, write};
 
 /// How long processes may take to be stopped. It takes less than a millisecond unless the kernel blocks one.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long it is tried where all have to be stopped: as long as before a copy. A process cannot be stopped while it waits for a
+/// disk, which takes seconds on a busy host.
+const FREEZE_ALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The freezer of one group and those below it.
 #[derive(Debug)]
@@ -54,13 +57,13 @@ impl Freezer {
         }
     }
 
-    /// As [`Self::freeze`], and fails when they are not all stopped after [`FREEZE_TIMEOUT`]. A process that the kernel
+    /// As [`Self::freeze`], and fails when they are not all stopped after [`FREEZE_ALL_TIMEOUT`]. A process that the kernel
     /// wakes for a moment does not count as stopped meanwhile.
     ///
     /// # Errors
     /// When a process could not be stopped, or the group is gone.
     pub(crate) fn freeze_all(&self) -> io::Result<()> {
-        let deadline = Instant::now() + FREEZE_TIMEOUT;
+        let deadline = Instant::now() + FREEZE_ALL_TIMEOUT;
         loop {
             self.freeze()?;
             if self.is_at_rest()? {

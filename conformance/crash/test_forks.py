@@ -26,7 +26,6 @@ from e2b import Sandbox
 from crash.test_checkpoints import Holder, criu_of, kill_criu
 from harness.criu import criu_config, groups, processes
 from harness.elapse import at_moment
-from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -166,19 +165,26 @@ def test_criu_is_killed(crashing: Platform) -> None:
         assert not list(Path(crashing.data_dir, "kept").glob("*/image*"))
     print(f"killed {killed} times: {statuses}, {failed} children failed")
     assert killed > 0
-    lived = 0
-    for _ in range(3):
+    lived, met = 0, 0
+    # A restore that is over before the killer looks is not met.
+    for _ in range(12):
+        answered = threading.Event()
         with httpx.Client(base_url=crashing.url, headers=holder.api.headers, timeout=60) as api:
-            killer = threading.Thread(target=kill_a_restore, args=[crashing])
+            killer = threading.Thread(target=kill_a_restore, args=[crashing, answered])
             killer.start()
-            answer = api.post(f"{holder.path}/fork", json={"count": 3, "timeout": 600})
-            killer.join()
+            try:
+                answer = api.post(f"{holder.path}/fork", json={"count": 3, "timeout": 600})
+            finally:
+                answered.set()
+                killer.join()
         assert answer.status_code == 201, answer.text
         entries = answer.json()
         # Children that wait for the same checkpoint while none of them has started share the failure of one.
         errors = [entry["error"] for entry in entries if "error" in entry]
-        assert errors and all(error["code"] == 500 for error in errors), entries
-        lived += len(entries) - len(errors)
+        assert all(error["code"] == 500 for error in errors), entries
+        if errors:
+            met += 1
+            lived += len(entries) - len(errors)
         holder.goes_on()
         for entry in entries:
             if "sandbox" in entry:
@@ -187,14 +193,16 @@ def test_criu_is_killed(crashing: Platform) -> None:
                 assert child.kill() is True
         until(lambda: len(list(disks.glob("*.img"))) == 1, "no disk of a child is left")
         assert len(holder.api.get("/v2/sandboxes").json()) == 1
+        if met >= 3 and lived > 0:
+            break
+    assert met >= 3, "a restore was not met often enough"
     assert lived > 0, "no child of a fork lived"
     holder.box.kill()
 
 
-def kill_a_restore(server: Platform) -> None:
-    """Kills the first CRIU that restores something."""
-    deadline = time.monotonic() + within(30)
-    while time.monotonic() < deadline:
+def kill_a_restore(server: Platform, answered: threading.Event) -> None:
+    """Kills the first CRIU that restores something, unless the fork is answered before."""
+    while not answered.is_set():
         for pid in criu_of(server):
             try:
                 if b"restore" in Path(f"/proc/{pid}/cmdline").read_bytes():

@@ -135,7 +135,7 @@ def test_a_number_of_a_process_is_not_believed_after_it_was_given_to_another(wor
         innocent.wait()
 
 
-# Takes the lock in the way of a platform, and leaves a child that has the descriptor for a moment longer.
+# Takes the lock in the way of a platform, and leaves a child that has the descriptor for a moment longer than its input lasts.
 HOLDER = """
 import fcntl, os, sys, time
 file = open(sys.argv[1], "r+")
@@ -145,6 +145,7 @@ file.write(f"{os.getpid()}\\n")
 file.flush()
 if os.fork() == 0:
     print("held", flush=True)
+    sys.stdin.read()
     time.sleep(float(sys.argv[2]))
     os._exit(0)
 """
@@ -158,12 +159,16 @@ def test_a_lock_of_the_dead_is_waited_for(work_dir: Path, command: str) -> None:
         server.start()
         assert server.terminate() == 0
         holder = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, server.data_dir / "lock", "0.7"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", HOLDER, server.data_dir / "lock", "0.7"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        assert holder.stdout and holder.stdout.readline() == "held\n"
+        assert holder.stdin and holder.stdout and holder.stdout.readline() == "held\n"
         holder.wait()
         with open(server.data_dir / "lock") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        holder.stdin.close()
         if command == "up":
             server.start()
         else:
@@ -177,10 +182,14 @@ def test_a_platform_that_runs_is_named_at_once(work_dir: Path) -> None:
     with cleaned_up(server):
         server.start()
         assert server.process
-        begun = time.monotonic()
-        second = server.run("up", "--listen", "127.0.0.1:0")
-        assert time.monotonic() - begun < within(4), "it waited for a lock whose owner lives"
-        assert second.returncode == 1 and f"another ringfence (process {server.process.pid})" in second.stderr
+        took = []
+        # The machine may delay one of them; the wait for a lock would delay each.
+        for _ in range(3):
+            begun = time.monotonic()
+            second = server.run("up", "--listen", "127.0.0.1:0")
+            took.append(time.monotonic() - begun)
+            assert second.returncode == 1 and f"another ringfence (process {server.process.pid})" in second.stderr
+        assert min(took) < within(4), "it waited for a lock whose owner lives"
 
 
 def test_what_is_typed_at_the_terminal_of_the_platform_stays_there(work_dir: Path) -> None:

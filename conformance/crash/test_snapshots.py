@@ -92,12 +92,18 @@ def logged(api: httpx.Client, sandbox_id: str, event: str) -> list[dict[str, str
 
 def has_memory(api: httpx.Client, sandbox_id: str, snapshot: str) -> bool:
     """Whether a snapshot of a sandbox was made with memory."""
-    (fields,) = [fields for fields in logged(api, sandbox_id, "snapshot_created") if snapshot.startswith(fields["template"])]
+
+    def made() -> list[dict[str, str]]:
+        return [fields for fields in logged(api, sandbox_id, "snapshot_created") if snapshot.startswith(fields["template"])]
+
+    (fields,) = until(made, "its log says that it was made")
     return fields["kept"] == "processes"
 
 
 def is_restored(api: httpx.Client, sandbox_id: str) -> bool:
     """Whether a sandbox of a snapshot with memory goes on with it. If not, that is because of its disk, which was not copied in time."""
+    # The entry of its start is written after the one that says that its memory was not restored.
+    until(lambda: logged(api, sandbox_id, "sandbox_start"), "its log says that it was started")
     reasons = [fields["reason"] for fields in logged(api, sandbox_id, "memory_not_restored")]
     assert all(reason.endswith("the copy of its disk took too long") for reason in reasons), reasons
     return reasons == []

@@ -299,7 +299,7 @@ def test_a_stopped_sandbox_that_takes_space_all_the_same_is_ended() -> None:
             with pytest.raises(Exception):
                 hostile.commands.run("python3 /tmp/inodes.py", timeout=300)
             until(lambda: not hostile.is_running(), "it is ended")
-            assert "disk_ended" in log_of(server, hostile)
+            until(lambda: "disk_ended" in log_of(server, hostile), "its log says why")
             # It took what it could of the floor, and not what the host needs.
             assert available(mount) > 24 * MIB
             assert neighbour.commands.run("echo untouched").stdout == "untouched\n"
@@ -388,8 +388,12 @@ def test_a_pause_without_space_for_the_memory_keeps_it() -> None:
         with open(filler, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, available(mount) - FLOOR_MB * MIB - 100 * MIB)
         assert pause() == "memory"
-        log = api.get(f"/v2{path}/logs").text
-        assert "kept_in_memory" in log and "MiB are free for checkpoints" in log
+
+        def says_why() -> bool:
+            log = api.get(f"/v2{path}/logs").text
+            return "kept_in_memory" in log and "MiB are free for checkpoints" in log
+
+        until(says_why, "its log says why")
         goes_on()
         filler.unlink()
         assert pause() == "disk"

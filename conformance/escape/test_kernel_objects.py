@@ -18,6 +18,7 @@ import pytest
 from e2b import Sandbox, SandboxException
 
 from harness.elapse import idle_for
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import PROGRAMS, program, until
 
@@ -95,6 +96,8 @@ class Made:
     entries: list[dict[str, Any]]
     # What there was more of on the host afterwards, in MiB.
     grown: dict[str, int]
+    # How long the delete took, in seconds.
+    delete_s: float
 
 
 def make(platform: Platform, kind: str, user: str) -> Made:
@@ -124,10 +127,9 @@ def make(platform: Platform, kind: str, user: str) -> Made:
     finally:
         begun = time.monotonic()
         box.kill()
-        took = time.monotonic() - begun
-    assert took < LONGEST_DELETE_S, f"the sandbox took {took:.1f} s to delete"
+        delete_s = time.monotonic() - begun
     grown = {name: held for name, held in grown.items() if held > 1}
-    return Made(json.loads(said) if said.endswith("\n") else {}, uncharged // MIB, entries, grown)
+    return Made(json.loads(said) if said.endswith("\n") else {}, uncharged // MIB, entries, grown, delete_s)
 
 
 @pytest.mark.parametrize(
@@ -140,16 +142,18 @@ def test_what_the_kernel_takes_is_charged_or_bounded(platform: Platform, user: s
         made = make(platform, kind, user)
         attempts.append(made)
         print(f"\n{user} {kind}: {made.said}, uncharged {made.uncharged_mib} MiB, more on the host: {made.grown}")
+        # The machine may delay one of the deletes, so it is tried again.
+        is_quick = made.delete_s < within(LONGEST_DELETE_S)
         if made.entries:
             # Ended by the platform, if nothing delays it before it holds more than is allowed.
             held_mib = int(made.entries[0]["fields"]["held_bytes"]) // MIB
             print(f"it held {held_mib} MiB")
             assert held_mib <= 4 * BOUND_MIB
-            if held_mib <= BOUND_MIB:
+            if held_mib <= BOUND_MIB and is_quick:
                 return
             continue
         assert made.said["made"] > 0 or made.said["refused"], made
         # Otherwise another program of the host may have taken it, so it is tried again.
-        if made.uncharged_mib <= BOUND_MIB:
+        if made.uncharged_mib <= BOUND_MIB and is_quick:
             return
     raise AssertionError(attempts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import uuid
+from typing import Any
 
 import httpx
 from e2b import Sandbox, TimeoutException
@@ -12,6 +13,9 @@ from harness.inside import Background, end_spawner, probe, root
 from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
+
+# What takes longer looks like a hang to programs.
+VISIBLE_S = 3
 
 
 def host_addresses() -> list[str]:
@@ -41,17 +45,22 @@ def test_no_way_to_the_host_or_its_networks(sandbox: Sandbox, platform: Platform
     ]
     with socket.create_server(("0.0.0.0", 0)) as listener:
         targets += [f"{address}:{listener.getsockname()[1]}" for address in host_addresses()]
-        outcome = probe(sandbox, "outward", *targets)
+        attempts: dict[str, list[dict[str, Any]]] = {target: [] for target in targets}
+        # The machine may delay one of them, so what was slow is tried again: a target that hangs does so each time.
+        slow = targets
+        for _ in range(3):
+            for target, seen in (probe(sandbox, "outward", *slow) if slow else {}).items():
+                attempts[target].append(seen)
+            slow = [target for target in slow if attempts[target][-1]["seconds"] >= VISIBLE_S]
         listener.settimeout(0)
         try:
             listener.accept()
             raise AssertionError("a connection from the sandbox reached the host")
         except BlockingIOError:
             pass
-    for target, seen in outcome.items():
-        assert seen["tcp"] not in ("ok", "SIGALRM"), (target, seen)
-        assert seen["udp"] != "ok", (target, seen)
-        assert seen["seconds"] < within(3), (target, seen)
+    for target, seen in attempts.items():
+        assert all("ok" not in (one["tcp"], one["udp"]) for one in seen), (target, seen)
+        assert seen[-1]["tcp"] != "SIGALRM" and seen[-1]["seconds"] < within(VISIBLE_S), (target, seen)
 
 
 def test_names_do_not_hang(sandbox: Sandbox) -> None:

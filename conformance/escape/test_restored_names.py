@@ -28,7 +28,7 @@ from harness.criu import criu_config
 from harness.hoststate import HostState, left_over
 from harness.inside import root, status
 from harness.platform import Platform
-from harness.traffic import program
+from harness.traffic import program, until
 
 KINDS = ["directory", "file", "fifo", "link", "symlink", "socket"]
 # Names of other tests in a directory that is open to all: of this suite, and of those that are written in Rust.
@@ -143,7 +143,7 @@ def test_a_link_leads_no_restore_to_the_host(platform: Platform, decoys: Decoys,
         box.pause()
         decoys.check()
         assert storage(box) == "memory"
-        assert "which is no directory now" in reasons(box)[0], reasons(box)
+        assert "which is no directory now" in until(lambda: reasons(box), "its log says why")[0], reasons(box)
         box = box.connect(timeout=300)
         decoys.check()
         assert all(lives(box, pid) for pid in pids)
@@ -265,7 +265,7 @@ def test_a_directory_that_is_made_again_is_kept(platform: Platform) -> None:
         root(box, "mkdir -p /root/directory-build/build && echo kept > /root/directory-build/build/file")
         box.pause()
         assert storage(box) == "memory"
-        assert "was made again" in reasons(box)[0]
+        assert "was made again" in until(lambda: reasons(box), "its log says why")[0], reasons(box)
         box = box.connect(timeout=300)
         assert lives(box, pid)
         assert root(box, "cat /root/directory-build/build/file") == "kept\n"

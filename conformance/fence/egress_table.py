@@ -135,7 +135,8 @@ def closed() -> list[Pair]:
     ]
     pairs += [pair(f"tcp {to}", "open", tcp(to), tcp(public(to)), outcomes=UNREACHABLE) for to in CLOSED_BY_KERNEL]
     pairs += [pair(f"udp {to}", "open", udp(to), udp(public(to))) for to in CLOSED_UDP]
-    pairs += [pair(f"udp {to}", "open", udp(to), udp(public(to)), outcomes=PROHIBITED | {"EADDRNOTAVAIL", "silent"}) for to in MULTICAST_UDP]
+    silent = PROHIBITED | {"EADDRNOTAVAIL", "silent"}
+    pairs += [pair(f"udp {to}", "open", udp(to, wait_s=2), udp(public(to)), outcomes=silent) for to in MULTICAST_UDP]
     pairs += [pair(f"curl {denied}", "open", curl(f"http://{denied}/"), curl(f"http://{allowed}/"), outcomes=EXITS) for denied, allowed in FORMS]
     for to in ("10.9.0.1", "169.254.169.254", "[fd00:9::9]", "v4-10-9-0-1.example.com"):
         denied, allowed = (f"-L 'http://93.184.216.36/redirect?http://{target}/latest'" for target in (to, public("")))

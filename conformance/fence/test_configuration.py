@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_udp_flows_of_a_sandbox(make: Callable[..., Sandbox], count: int) -> Non
     program = (
         "import json,socket,sys\nheld,out=[],{}\n"
         f"for n in range({count}):\n"
-        " u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); u.settimeout(2); u.connect(('93.191.2.1',7)); held.append(u)\n"
+        " u=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); u.settimeout(8); u.connect(('93.191.2.1',7)); held.append(u)\n"
         " try: u.send(b'%d'%n); got=u.recv(99).decode()==str(n)\n"
         " except OSError: got=False\n"
         " out[str(got)]=out.get(str(got),0)+1\n"
@@ -202,7 +203,7 @@ def test_a_platform_without_network(platform: Platform, work_dir: Path, internet
             attempts += [{"do": "dns", "name": "off.example.com", "over": over} for over in ("udp", "tcp")]
             assert "ok" not in results(box, *attempts)
             assert capture.packets() == []
-        assert any("no network here" in line for line in said(server, box, "93.191.3.5"))
+        until(lambda: said(server, box, "93.191.3.5", "no network here"), "its log says why")
         box.commands.run("exec python3 -m http.server 8000", background=True, timeout=0)
         assert wait_served(server.url, box.get_host(8000)).status_code == 200
 
@@ -236,9 +237,10 @@ def test_connections_per_second(limited: Platform, create: Callable[..., Sandbox
     limited.use()
     box, other = create(), create()
     to = f"93.191.4.{1 + beyond}"
+    # The whole of it, because the first connections may be delayed on their way to the server.
+    begun = time.time()
     assert outgoing(box, {"do": "many", "to": to, "count": BURST + beyond})[0]["outcomes"] == {"ok": BURST + beyond}
-    times = [event["at"] for event in internet.events(kind="tcp", server=to)]
-    took = max(times) - min(times)
+    took = max(event["at"] for event in internet.events(kind="tcp", server=to)) - begun
     due = beyond / PER_SECOND
     assert due - 0.7 <= took <= due + within(10), took
     assert results(other, {"do": "tcp", "to": "93.191.4.250"}) == ["ok"]

@@ -16,7 +16,6 @@ from fence.test_injection import API, Injected, sent
 from harness.asked import Asked
 from harness.beside import beside
 from harness.criu import frozen_config, pause, processes
-from harness.elapse import at_moment
 from harness.internet import Internet
 from harness.platform import Platform
 from harness.search import search_kept
@@ -43,35 +42,44 @@ import socket, sys, threading, time
 def say(name, what):
     with open(f"/tmp/{name}", "w") as file: file.write(what)
 
-def wait(stream):
+def wait(stream, begun):
+    begun.set()
     stream.recv(1)
 
-def send(stream):
+def send(stream, begun):
     while True:
         stream.sendall(b"x")
         if not stream.recv(1): return
+        begun.set()
         time.sleep(0.05)
 
-def half(stream):
+def half(stream, begun):
     stream.shutdown(socket.SHUT_WR)
+    begun.set()
     stream.recv(1)
 
-def receive(stream):
-    while stream.recv(1 << 16): pass
+def receive(stream, begun):
+    while stream.recv(1 << 16): begun.set()
 
-def follow(name, stream, work):
+def follow(name, stream, work, begun):
     try:
-        work(stream)
+        work(stream, begun)
         say(name, "closed")
     except OSError as error:
         say(name, type(error).__name__)
+    finally:
+        begun.set()
 
 WORK = {"waits": (1006, wait), "sends": (7, send), "half": (1007, half), "receives": (1005, receive)}
+all_begun = []
 for number, address in enumerate(("93.190.0.1", "2606:4700:90::1")):
     for name in sys.argv[1:]:
         port, work = WORK[name]
         stream = socket.create_connection((address, port))
-        threading.Thread(target=follow, args=(f"{name}-{number}", stream, work)).start()
+        all_begun.append(threading.Event())
+        threading.Thread(target=follow, args=(f"{name}-{number}", stream, work, all_begun[-1])).start()
+# What each does on its connection has begun.
+for begun in all_begun: begun.wait()
 print("ready", flush=True)
 """
 SERVERS = "93.190.0.1", "2606:4700:90::1"
@@ -216,8 +224,6 @@ class Connected:
         handle.disconnect()
         self.count = len(kinds) * len(SERVERS)
         until(lambda: len(self.connections()) == self.count, "the servers have its connections")
-        # What it does on them has begun.
-        at_moment(0.3)
 
     def connections(self) -> list[dict[str, Any]]:
         return [event for server in SERVERS for event in self.since(kind="tcp", server=server)]

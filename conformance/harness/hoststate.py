@@ -425,6 +425,7 @@ def left_over(before: HostState, data_dir: Path | None = None, within_s: float =
     """What is on the host now and was not `before`, once it no longer shrinks to nothing within the deadline."""
     deadline = time.monotonic() + within(within_s)
     loose: Counter[str] | None = None
+    looks = 0
     while True:
         now = HostState.take(data_dir)
         # In the places that all programs share, a file of another that comes and goes has another name at each look. One
@@ -432,7 +433,9 @@ def left_over(before: HostState, data_dir: Path | None = None, within_s: float =
         loose = now.loose if loose is None else loose & now.loose
         now.loose = loose
         extra = before.added(now)
-        if not extra or time.monotonic() > deadline:
+        looks += 1
+        # One look can last longer than the deadline, and does not tell what is left from what comes and goes.
+        if not extra or (looks > 1 and time.monotonic() > deadline):
             return extra
         time.sleep(0.05)
 

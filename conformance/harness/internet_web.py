@@ -3,7 +3,7 @@
 | Path | Answer |
 |---|---|
 | `/bytes/N` | N bytes |
-| `/slow/N` | N lines, one every 20 ms |
+| `/paced/N` | N lines, and after each nothing more until the client has sent a byte |
 | `/redirect?URL` | 302 to the URL |
 | `/headers` | the headers of the request |
 | `/shows/HOW` | the header `Authorization` of the request, where `HOW` says: see `shown` |
@@ -90,13 +90,13 @@ class Web(BaseHTTPRequestHandler):
             self.head(200, {"Content-Length": str(count)})
             for start in range(0, count, len(BLOCK)):
                 self.wfile.write(BLOCK[: count - start])
-        elif first == "slow":
-            self.head(200, {"Transfer-Encoding": "chunked"})
+        elif first == "paced":
+            # No request follows on this connection: what the client sends meanwhile is none.
+            self.head(200, {"Connection": "close"})
             for number in range(int(rest)):
-                line = f"line {number}\n".encode()
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-                time.sleep(0.02)
-            self.wfile.write(b"0\r\n\r\n")
+                self.wfile.write(f"line {number}\n".encode())
+                if not self.rfile.read(1):
+                    break
         elif first == "headers":
             self.reply(200, {"X-Seen": self.headers.get("Authorization", "")}, str(self.headers).encode())
         elif first == "shows":

@@ -53,11 +53,11 @@ def tcp(to, port=7, send="hello", source=None):
         return {"data": received(stream).decode(errors="replace")}
 
 
-def udp(to, port=7, send="hello", times=1):
-    """As `tcp`, in packets."""
+def udp(to, port=7, send="hello", times=1, wait_s=TIMEOUT_S):
+    """As `tcp`, in packets. `wait_s` is for attempts that may get no answer."""
     family = socket.AF_INET6 if ":" in to else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as packets:
-        packets.settimeout(2)
+        packets.settimeout(wait_s)
         packets.connect((to, port))
         for _ in range(times):
             packets.send(send.encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -80,8 +81,8 @@ def kill(node: Node) -> None:
 
 
 def copies(gateway: Gateway) -> list[Path]:
-    directory = gateway.objects / "parcels"
-    return [path for path in directory.rglob("*") if path.is_file()] if directory.exists() else []
+    # Folders may go while they are listed, which this ignores.
+    return [Path(folder) / name for folder, _, names in os.walk(gateway.objects / "parcels") for name in names]
 
 
 def largest_chunk(gateway: Gateway, sandbox: Sandbox) -> Path:

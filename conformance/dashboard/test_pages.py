@@ -310,7 +310,8 @@ def test_answers_that_are_too_many_are_cut(shown: Dashboard) -> None:
 
 
 def test_a_refusal_is_told_and_not_repeated_at_once(shown: Dashboard) -> None:
-    shown.run("window.pace = 10; window.asked = 0; window.canned = (url) => { window.asked += 1; return { status: 429, headers: { 'retry-after': '30' }, body: { code: 429, message: 'too many requests' } } }")
+    # The times are real ones: in the 30 seconds a slow machine does the rest.
+    shown.run("window.pace = 1; window.asked = 0; window.canned = (url) => { window.asked += 1; return { status: 429, headers: { 'retry-after': '30' }, body: { code: 429, message: 'too many requests' } } }")
     shown.run("go('/dashboard/keys')")
     shown.shows("Not read: too many requests (try again in 30 s).")
     shown.run("go('/dashboard/sandboxes')")

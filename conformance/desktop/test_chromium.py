@@ -40,13 +40,15 @@ def test_an_address_opens_in_chromium(desk: Sandbox) -> None:
 
 
 def test_a_page_of_chromium_is_used_by_mouse_and_keyboard(desk: Sandbox) -> None:
-    served(desk, "<title>Asked</title><body style='background: rgb(0, 200, 0)'><input autofocus oninput='document.title = this.value'>")
+    # The title says when the input takes what is typed, and then what it has.
+    asks = "<input autofocus onfocus='document.title = this.value || \"Asked\"' oninput='document.title = this.value'>"
+    served(desk, f"<title>Opened</title><body style='background: rgb(0, 200, 0)'>{asks}")
     desk.commands.run("x-www-browser --new-window http://localhost:8000/", background=True, timeout=0)
 
     def shown(title: str) -> str:
         return next((one for one in desk.get_application_windows("chromium") if title in desk.get_window_title(one)), "")
 
-    page = until(lambda: shown("Asked"), "the other window", within_s=60)
+    page = until(lambda: shown("Asked"), "the other window has an input", within_s=60)
     until(lambda: desk.get_current_window_id() == page, "it has the keyboard")
     desk.write("typed here")
     until(lambda: "typed here" in desk.get_window_title(page), lambda: desk.get_window_title(page), within_s=30)

@@ -41,6 +41,15 @@ def window(desk: Sandbox, name: str) -> str:
     return until(found, f"a window of {name}", within_s=60)
 
 
+def opened(desk: Sandbox, path: str) -> str:
+    """The window of an editor, once it shows a file: while it starts it has the program's name alone as its title."""
+    desk.open(path)
+    editor = window(desk, "mousepad")
+    title = f"{path.replace('/home/user', '~')} - Mousepad"
+    until(lambda: desk.get_window_title(editor) == title, lambda: f"it shows the file: {desk.get_window_title(editor)}", within_s=60)
+    return editor
+
+
 def test_another_screen(template: str) -> None:
     with Sandbox.create(resolution=(1280, 800), dpi=120, display=":3", timeout=120) as desk:
         assert desk.get_screen_size() == (1280, 800)
@@ -82,8 +91,7 @@ def test_the_picture_of_the_documentation_is_of_a_desktop_as_it_is(desk: Sandbox
     desk.files.write("/home/user/Documents/hello.txt", NOTE)
     desk.commands.run("xfce4-terminal --geometry=64x12+40+60 --title=Terminal -x sh -c 'uname -sm; id; sleep 600'", background=True, timeout=0)
     terminal = window(desk, "xfce4-terminal")
-    desk.open("/home/user/Documents/hello.txt")
-    editor = window(desk, "mousepad")
+    editor = opened(desk, "/home/user/Documents/hello.txt")
     for one, x, y, width, height in ((terminal, 40, 70, 520, 260), (editor, 430, 300, 520, 360)):
         desk.commands.run(f"xdotool windowsize {one} {width} {height} windowmove {one} {x} {y}")
     desk.commands.run(f"xdotool windowactivate --sync {editor}")
@@ -163,8 +171,8 @@ def test_the_page_of_the_stream_in_a_browser(desk: Sandbox, tmp_path: Path) -> N
 
 def test_a_desktop_outlives_a_pause(desk: Sandbox) -> None:
     desk.files.write("/home/user/kept.txt", "kept\n")
-    desk.open("/home/user/kept.txt")
-    editor = window(desk, "mousepad")
+    editor = opened(desk, "/home/user/kept.txt")
+    until(lambda: desk.get_current_window_id() == editor, "it has the keyboard")
     desk.move_mouse(640, 300)
     desk.pause()
     again = Sandbox.connect(desk.sandbox_id, timeout=300)

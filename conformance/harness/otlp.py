@@ -22,6 +22,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.traffic import until
 
+# Time between the end of a push and the next one, which reads the metrics again.
+INTERVAL_S = 15.0
+
 
 def known(message: Message) -> None:
     """Asserts that all fields of a message, and of those in it, are defined."""
@@ -74,6 +77,12 @@ class Push:
     @property
     def metrics(self) -> list[Metric]:
         return [metric for resource in self.message.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics]
+
+    @property
+    def read_ns(self) -> int:
+        """When the platform had read its metrics."""
+        points = (point for metric in self.metrics for point in getattr(metric, metric.WhichOneof("data")).data_points)
+        return min(point.time_unix_nano for point in points)
 
 
 class Receiver:
@@ -156,11 +165,18 @@ class Receiver:
         return until(lambda: self.of_request(request_id), f"the span of {request_id} has come", within_s)
 
     def next_push(self, within_s: float = 40.0) -> Push:
-        """The metrics that come from now on: the first that are accepted."""
-        before = len(self.pushes)
+        """The metrics that are read from now on: the first that are accepted."""
+        count, now_ns = len(self.pushes), time.time_ns()
+        # One that has been read may still be on its way, and one may be read at this moment if the last one is long ago.
+        known_ns = max((push.read_ns for push in self.pushes[:count]), default=0)
+
+        def is_of_now(push: Push, last_ns: int) -> bool:
+            return push.status == 200 and push.read_ns > now_ns and last_ns + INTERVAL_S * 1e9 >= now_ns
 
         def came() -> list[Push]:
-            return [push for push in self.pushes[before:] if push.status == 200]
+            pushes = self.pushes[count:]
+            lasts_ns = [known_ns, *(push.read_ns for push in pushes)]
+            return [push for push, last_ns in zip(pushes, lasts_ns, strict=False) if is_of_now(push, last_ns)]
 
         return until(came, "metrics have come", within_s)[0]
 

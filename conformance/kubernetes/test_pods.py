@@ -177,7 +177,7 @@ def test_processes_of_sandboxes_are_not_in_the_group_of_the_container(release: R
     assert release.node and release.node_pod
     assert release.node.pid() in processes_of(release.node_pod.id)
     release.client(release.sandbox, f"setsid sleep {SECONDS} >/dev/null 2>&1 </dev/null & echo begun")
-    asleep = sleepers()
+    asleep = until(sleepers, "it sleeps")
     assert len(asleep) == 1
     unified = re.search(r"^0::(.*)$", Path(f"/proc/{asleep[0]}/cgroup").read_text(), re.MULTILINE)
     assert unified and unified[1].startswith("/ringfence-"), unified

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, DataPointFlags, HistogramDataPoint, NumberDataPoint
 
 from harness.elapse import nothing_for
-from harness.otlp import Push, Receiver, attributes, known
+from harness.otlp import INTERVAL_S, Push, Receiver, attributes, known
 from harness.patience import within
 from harness.ports import free_port
 from harness.prometheus import Prometheus
@@ -26,8 +26,6 @@ from harness.traffic import until
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "packaging" / "monitoring" / "alerts.yml"
 DASHBOARD = ROOT / "packaging" / "monitoring" / "grafana-dashboard.json"
-# Time between two pushes, and some more.
-INTERVAL_S = 15.0
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 Series = tuple[str, frozenset[tuple[str, str | int]]]
@@ -207,9 +205,12 @@ def test_a_push_that_fails_is_not_repeated(traced: Traced, receiver: Receiver, a
     began = time.monotonic()
     for _ in range(100):
         assert traced.request("GET", "/sandboxes")[0].status_code == 200
-    assert time.monotonic() - began < 10, "requests do not wait"
+    assert time.monotonic() - began < within(10), "requests do not wait"
     nothing_for(INTERVAL_S * 0.7)
-    assert len(receiver.pushes) == count + 1, "no storm of attempts"
+    # Those that are due by now on a slow machine are no storm.
+    came = len(receiver.pushes)
+    due = int((time.time_ns() - receiver.pushes[count].read_ns) / 1e9 / INTERVAL_S)
+    assert came <= count + 1 + due, "no storm of attempts"
     assert traced.platform.log().count("metrics cannot be exported") <= said + 1
     assert CREDENTIAL not in traced.platform.log()
     receiver.answer = 200

@@ -148,12 +148,21 @@ def test_every_panel_has_an_answer(metered: tuple[Platform, Prometheus]) -> None
 
 def test_nothing_fires_on_a_platform_that_is_well(metered: tuple[Platform, Prometheus]) -> None:
     _, prometheus = metered
-    groups = prometheus.ask("rules")["groups"]
-    states = {rule["name"]: (rule["state"], rule["health"]) for group in groups for rule in group["rules"]}
+
+    def rules() -> dict[str, tuple[str, str]]:
+        groups = prometheus.ask("rules")["groups"]
+        return {rule["name"]: (rule["state"], rule["health"]) for group in groups for rule in group["rules"]}
+
+    # One scrape that a busy host was late for makes it pending.
+    until(lambda: rules().get("RingfenceDown") == ("inactive", "ok"), lambda: f"the platform is seen: {rules()}")
+    states = rules()
+    assert set(states) == set(ALERTS)
     # The host of the tests may be short of memory or of space: then these two are right.
     host = {"RingfenceMemoryLow", "RingfenceDiskLow"}
-    assert {name: state for name, state in states.items() if name not in host and state != ("inactive", "ok")} == {}
-    assert set(states) == set(ALERTS)
+    # And it may be so slow for a while that these are pending.
+    slow = {"RingfenceCreatesSlow", "RingfenceExpiryLate", "RingfenceDown"}
+    well = {name: {("inactive", "ok"), ("pending", "ok")} if name in slow else {("inactive", "ok")} for name in states.keys() - host}
+    assert {name: states[name] for name, good in well.items() if states[name] not in good} == {}
 
 
 def test_a_platform_that_is_gone_is_noticed(metered: tuple[Platform, Prometheus]) -> None:

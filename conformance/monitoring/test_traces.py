@@ -252,7 +252,7 @@ def test_a_huge_answer_is_not_read(traced: Traced, receiver: Receiver) -> None:
     before, failed = traced.count("exported"), traced.count("failed")
     receiver.answer = "huge"
     traced.request("GET", "/sandboxes")
-    until(lambda: traced.count("exported") > before, "it was accepted, and the rest of the answer is not waited for", 5)
+    until(lambda: traced.count("exported") > before, "it was accepted, and the rest of the answer is not waited for")
     assert traced.count("failed") == failed
 
 

@@ -114,11 +114,13 @@ def test_a_worker_that_is_killed_in_the_middle(queue: WorkQueue, start: Start) -
     until(lambda: box.commands.run("pgrep -c flock || true").stdout == "1\n", "the second one waits", within_s=30)
     box.files.write("go", "")
     assert answered(work) == (0, "begun\n")
-    # One that was done but not answered is not done again.
+    # One that was done but not answered is not done again. The worker lets an idle sandbox be paused.
+    box = Sandbox.connect(box.sandbox_id, timeout=600)
     box.files.write("ran", "changed")
     work.done.clear()
     queue.expire(work)
     assert answered(work) == (0, "begun\n")
+    box = Sandbox.connect(box.sandbox_id, timeout=600)
     assert len(sandboxes("cut")) == 1 and box.files.read("ran") == "changed"
 
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from e2b import Sandbox, Template
 
+from harness.patience import within
 from harness.platform import Platform
 from harness.s3 import BUCKET, KEY, PREFIX, Gateway, until
 
@@ -155,7 +156,7 @@ def test_while_the_bucket_is_away_others_work(
         assert refused.status_code == 503 and "blob store" in refused.text, refused.text
     finally:
         gateway.start()
-    assert httpx.put(url, content=b"x" * 1000).status_code == 200
+    assert httpx.put(url, content=b"x" * 1000, timeout=within(30)).status_code == 200
     works(name)
 
 

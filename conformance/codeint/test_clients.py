@@ -121,7 +121,7 @@ def test_the_asynchronous_client_of_python(template: str, python: str) -> None:
 
 def test_no_layer_has_what_another_has(platform: Platform, template: str, box: Sandbox) -> None:
     """Changing the owner or the mode of a file in a later step would store it twice."""
-    with httpx.Client(base_url=platform.url, headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]}) as api:
+    with httpx.Client(base_url=platform.url, headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]}, timeout=within(30)) as api:
         (found,) = [one for one in api.get("/templates").json() if template in one["aliases"]]
         layers = api.get(f"/templates/{found['templateID']}/builds/{found['buildID']}/layers").json()["layers"]
     # What was copied for the build is there as well.

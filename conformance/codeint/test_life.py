@@ -9,6 +9,7 @@ import pytest
 from e2b import SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -81,18 +82,27 @@ def test_a_kernel_that_is_killed_while_nothing_runs(shared: Sandbox, language: s
     ],
 )
 def test_a_cell_that_never_ends_is_interrupted_when_its_client_goes(shared: Sandbox, language: str, setup: str, endless: str, check: str, want: str) -> None:
-    shared.run_code(setup, language=language)
-    with pytest.raises(TimeoutException):
-        shared.run_code(endless, language=language, timeout=0.5)
-    assert shared.run_code(check, language=language).logs.stdout == [want]
+    # The timeout is that of the whole request. Only the last one of these cells has to have begun by then.
+    for timeout in (0.5, 2, 8) if want == "undefined\n" else (0.5,):
+        shared.run_code(setup, language=language)
+        with pytest.raises(TimeoutException):
+            shared.run_code(endless, language=language, timeout=timeout)
+        seen = shared.run_code(check, language=language).logs.stdout
+        if seen == [want]:
+            break
+    assert seen == [want]
 
 
 def test_who_leaves_the_queue_interrupts_nobody(shared: Sandbox) -> None:
+    cell = "import time, pathlib; pathlib.Path('/tmp/runs').touch()\nwhile not pathlib.Path('/tmp/go').exists(): time.sleep(0.05)\n'whole'"
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(shared.run_code, "import time, pathlib; pathlib.Path('/tmp/runs').touch(); time.sleep(3); 'whole'")
-        until(lambda: shared.files.exists("/tmp/runs"), "the first cell runs")
-        with pytest.raises(TimeoutException):
-            shared.run_code("1", timeout=0.3)
+        running = pool.submit(shared.run_code, cell, timeout=within(120))
+        try:
+            until(lambda: shared.files.exists("/tmp/runs"), "the first cell runs")
+            with pytest.raises(TimeoutException):
+                shared.run_code("1", timeout=0.3)
+        finally:
+            shared.files.write("/tmp/go", "")
         assert running.result().text == "whole"
 
 
@@ -155,8 +165,9 @@ def test_variables_outlive_a_pause_and_a_fork(platform: Platform, box: Sandbox) 
         assert fork.run_code("c", language="js").text == "3"
         assert again.run_code("a").text == "[1, 2]"
         # Who may run cells in the parent may not in the fork.
-        port = {"E2b-Sandbox-Id": fork.sandbox_id, "E2b-Sandbox-Port": "49999"}
-        refused = httpx.post(f"{fork._jupyter_url}/execute", json={"code": "1"}, headers={**port, "X-Access-Token": again._envd_access_token or ""})
+        token = again._envd_access_token or ""
+        headers = {"E2b-Sandbox-Id": fork.sandbox_id, "E2b-Sandbox-Port": "49999", "X-Access-Token": token}
+        refused = httpx.post(f"{fork._jupyter_url}/execute", json={"code": "1"}, headers=headers, timeout=within(30))
         assert refused.status_code == 401, refused.text
     finally:
         fork.kill()
@@ -179,9 +190,9 @@ def test_a_server_that_dies_comes_back(box: Sandbox) -> None:
 def test_only_the_token_of_the_sandbox_runs_cells(box: Sandbox, shared: Sandbox) -> None:
     url, port = f"{box._jupyter_url}/execute", {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999"}
     for token in ({}, {"X-Access-Token": "wrong"}, {"X-Access-Token": shared._envd_access_token}):
-        answer = httpx.post(url, json={"code": "1"}, headers={**port, **token})
+        answer = httpx.post(url, json={"code": "1"}, headers={**port, **token}, timeout=within(30))
         assert (answer.status_code, "access token" in answer.text) == (401, True), (token, answer.text)
-    right = httpx.post(url, json={"code": "1"}, headers={**port, "X-Access-Token": box._envd_access_token})
+    right = httpx.post(url, json={"code": "1"}, headers={**port, "X-Access-Token": box._envd_access_token}, timeout=within(30))
     assert right.status_code == 200 and right.text.splitlines()[-1] == '{"type":"end_of_execution"}'
     assert right.text.isascii()
 
@@ -190,13 +201,13 @@ def test_contexts_are_open_to_who_reaches_the_port_and_the_port_can_be_closed(bo
     """No published client sends the token of the sandbox with requests about contexts, so the token of its traffic is what closes
     them; clients send that one always."""
     port = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999"}
-    seen = httpx.get(f"{box._jupyter_url}/contexts", headers=port)
+    seen = httpx.get(f"{box._jupyter_url}/contexts", headers=port, timeout=within(30))
     assert seen.status_code == 200 and [sorted(each) for each in seen.json()] == [["cwd", "id", "language"]] * 2
     with Sandbox.create(timeout=120, network={"allow_public_traffic": False}) as closed:
         port["E2b-Sandbox-Id"] = closed.sandbox_id
         for headers in ({}, {"E2B-Traffic-Access-Token": "wrong"}, {"X-Access-Token": closed._envd_access_token or ""}):
             for method, path in (("GET", "contexts"), ("POST", "contexts"), ("POST", "execute"), ("GET", "health")):
-                answer = httpx.request(method, f"{closed._jupyter_url}/{path}", headers={**port, **headers}, json={"code": "1"})
+                answer = httpx.request(method, f"{closed._jupyter_url}/{path}", headers={**port, **headers}, json={"code": "1"}, timeout=within(30))
                 assert answer.status_code == 403, (headers, method, path, answer.text)
         assert closed.run_code("1 + 1").text == "2"
         context = closed.create_code_context()
@@ -218,5 +229,5 @@ def test_contexts_are_open_to_who_reaches_the_port_and_the_port_can_be_closed(bo
 )
 def test_bad_requests_say_what_is_wrong(shared: Sandbox, body: str, says: str) -> None:
     headers = {"X-Access-Token": shared._envd_access_token or "", "E2b-Sandbox-Id": shared.sandbox_id, "E2b-Sandbox-Port": "49999"}
-    answer = httpx.post(f"{shared._jupyter_url}/execute", content=body, headers=headers)
+    answer = httpx.post(f"{shared._jupyter_url}/execute", content=body, headers=headers, timeout=within(30))
     assert answer.status_code == 400 and says in answer.text, answer.text

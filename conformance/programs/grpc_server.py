@@ -6,7 +6,7 @@ Usage: grpc_server.py PORT.
 /test/Collect  the number and size of all requests.
 /test/Chat     each request back, before the next.
 /test/Fail     NOT_FOUND with details.
-/test/Hang     nothing; `/tmp/cancelled` exists once the client has gone.
+/test/Hang     nothing; `/tmp/hanging` exists once it has begun, and `/tmp/cancelled` once the client has gone.
 """
 
 import os
@@ -51,6 +51,7 @@ def fail(request, context):
 def hang(request, context):
     gone = threading.Event()
     context.add_callback(gone.set)
+    open("/tmp/hanging", "w").close()
     gone.wait()
     open("/tmp/cancelled", "w").close()
     return b""

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from e2b import AuthenticationException, NotFoundException, Sandbox
 
+from harness.patience import within
 from harness.platform import Platform
 
 
@@ -32,7 +33,7 @@ def test_a_wrong_key_is_refused(platform: Platform, key: str) -> None:
 
 def test_no_key_is_refused_in_the_error_envelope(platform: Platform) -> None:
     for path in ("/sandboxes", "/v2/sandboxes", f"/sandboxes/i{'0' * 20}"):
-        answer = httpx.get(f"{platform.url}{path}")
+        answer = httpx.get(f"{platform.url}{path}", timeout=within(30))
         assert answer.status_code == 401
         assert answer.json()["code"] == 401 and answer.json()["message"]
 

@@ -16,6 +16,7 @@ from e2b import Sandbox, SandboxException, Template
 
 from harness.beside import beside
 from harness.criu import criu_config
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 from python.test_fork import api, ask, start_counter
@@ -157,7 +158,7 @@ def test_a_template_without_its_layer_says_so(restored: Platform) -> None:
     lenient = restored.run("backup", "create", str(restored.data_dir.parent / "backup"), "--skip-missing")
     assert lenient.returncode == 0 and f"not in the backup: layer {newest.name}" in lenient.stdout, lenient.stderr
     assert Template.exists("lost")
-    with httpx.Client(base_url=restored.url, headers={"X-API-Key": restored.credentials()["E2B_API_KEY"]}) as client:
+    with httpx.Client(base_url=restored.url, headers={"X-API-Key": restored.credentials()["E2B_API_KEY"]}, timeout=within(30)) as client:
         assert client.delete("/templates/lost").status_code == 204
 
 

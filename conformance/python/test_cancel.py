@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -20,7 +21,7 @@ from harness.traffic import until
 def name(platform: Platform) -> Iterator[str]:
     name = f"c{uuid.uuid4().hex[:12]}"
     yield name
-    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]})
+    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]}, timeout=within(30))
 
 
 @pytest.fixture

@@ -188,7 +188,8 @@ def test_a_life_is_told_with_signatures(server: Platform, certificates: Certific
         assert polled[-1]["eventData"]["execution"]["vcpu_count"] == 1
         metrics = call("GET", f"/teams/{polled[0]['sandboxTeamId']}/metrics")
         assert max(sample["concurrentSandboxes"] for sample in metrics) >= 1
-        assert metrics[-1]["sandboxStartRate"] > 0
+        # The newest sample may be of a minute in which nothing was started.
+        assert max(sample["sandboxStartRate"] for sample in metrics) > 0
 
 
 def test_errors_are_tried_again(server: Platform, certificates: Certificates) -> None:

@@ -19,6 +19,7 @@ from e2b import (
     SandboxException,
 )
 
+from harness.patience import within
 from harness.surface import CLASSES, FLAVOURS, Box, both, methods, untried
 
 TEXT = "héllo 🦀\n" * 1000
@@ -237,7 +238,7 @@ async def test_what_cannot_be_watched(box: Box) -> None:
 @both
 async def test_signed_links(box: Box) -> None:
     upload = await box.upload_url("link.txt", user="user", use_signature_expiration=60)
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=within(30)) as client:
         posted = await client.post(upload, files={"file": ("link.txt", b"by link")})
         assert posted.status_code == 200, posted.text
         assert await box.files.read("/home/user/link.txt") == "by link"

@@ -12,6 +12,7 @@ import pytest
 from e2b import FileNotFoundException, InvalidArgumentException, Sandbox
 from e2b.sandbox.filesystem.filesystem import WriteEntry
 
+from harness.patience import within
 from harness.platform import Platform
 
 LARGE = 100 * 1024 * 1024
@@ -84,13 +85,13 @@ def test_compressed_both_ways(sandbox: Sandbox) -> None:
 
 def test_signed_links_need_no_header(sandbox: Sandbox) -> None:
     upload = sandbox.upload_url("link.txt")
-    assert httpx.post(upload, files={"file": ("link.txt", b"by link")}).status_code == 200
+    assert httpx.post(upload, files={"file": ("link.txt", b"by link")}, timeout=within(30)).status_code == 200
     assert sandbox.files.read("link.txt") == "by link"
-    answer = httpx.get(sandbox.download_url("link.txt"))
+    answer = httpx.get(sandbox.download_url("link.txt"), timeout=within(30))
     assert (answer.status_code, answer.content) == (200, b"by link")
-    answer = httpx.get(sandbox.download_url("link.txt", use_signature_expiration=60))
+    answer = httpx.get(sandbox.download_url("link.txt", use_signature_expiration=60), timeout=within(30))
     assert (answer.status_code, answer.content) == (200, b"by link")
-    answer = httpx.get(sandbox.download_url("/etc/shadow", user="root"))
+    answer = httpx.get(sandbox.download_url("/etc/shadow", user="root"), timeout=within(30))
     assert answer.status_code == 200
 
 
@@ -99,34 +100,35 @@ def test_the_head_of_a_signed_link(sandbox: Sandbox) -> None:
     sandbox.files.write("link.bin", os.urandom(3 << 20))
     link = sandbox.download_url("link.bin")
     plain = {"Accept-Encoding": "identity"}
-    head, got = httpx.head(link, headers=plain), httpx.get(link, headers=plain)
+    head, got = httpx.head(link, headers=plain, timeout=within(30)), httpx.get(link, headers=plain, timeout=within(30))
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(3 << 20))
     names = ("content-length", "content-type", "content-disposition", "last-modified", "accept-ranges")
     assert [head.headers[name] for name in names] == [got.headers[name] for name in names]
     sandbox.files.write("empty", "")
-    assert httpx.head(sandbox.download_url("empty"), headers=plain).headers["content-length"] == "0"
-    part = httpx.head(link, headers={"Range": "bytes=0-9", **plain})
+    assert httpx.head(sandbox.download_url("empty"), headers=plain, timeout=within(30)).headers["content-length"] == "0"
+    part = httpx.head(link, headers={"Range": "bytes=0-9", **plain}, timeout=within(30))
     assert (part.status_code, part.headers["content-length"]) == (206, "10")
-    assert httpx.head(sandbox.download_url("missing")).status_code == 404
+    assert httpx.head(sandbox.download_url("missing"), timeout=within(30)).status_code == 404
     for wrong in (sandbox.download_url("link.bin", use_signature_expiration=-10), sandbox.upload_url("link.bin")):
-        assert httpx.head(wrong).status_code == 401, wrong
+        assert httpx.head(wrong, timeout=within(30)).status_code == 401, wrong
 
 
 def test_links_that_do_not_fit_are_refused(sandbox: Sandbox, platform: Platform) -> None:
     sandbox.files.write("link.txt", "secret")
     expired = sandbox.download_url("link.txt", use_signature_expiration=-10)
-    assert httpx.get(expired).status_code == 401
+    assert httpx.get(expired, timeout=within(30)).status_code == 401
     read = sandbox.download_url("link.txt")
     for wrong in (
         read.replace("link.txt", "other.txt"),
         read.replace("signature=v1_", "signature=v1_A"),
         read + "&username=root",
     ):
-        assert httpx.get(wrong).status_code == 401, wrong
-    assert httpx.post(read, files={"file": ("link.txt", b"x")}).status_code == 401
+        assert httpx.get(wrong, timeout=within(30)).status_code == 401, wrong
+    assert httpx.post(read, files={"file": ("link.txt", b"x")}, timeout=within(30)).status_code == 401
     unsigned = httpx.get(
         f"{platform.url}/files?path=link.txt",
         headers={"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"},
+        timeout=within(30),
     )
     assert unsigned.status_code == 401
 
@@ -134,13 +136,13 @@ def test_links_that_do_not_fit_are_refused(sandbox: Sandbox, platform: Platform)
 def test_links_of_two_sandboxes_do_not_mix(sandbox: Sandbox, neighbour: Sandbox) -> None:
     sandbox.files.write("who", "one")
     neighbour.files.write("who", "two")
-    assert httpx.get(sandbox.download_url("who")).text == "one"
-    assert httpx.get(neighbour.download_url("who")).text == "two"
+    assert httpx.get(sandbox.download_url("who"), timeout=within(30)).text == "one"
+    assert httpx.get(neighbour.download_url("who"), timeout=within(30)).text == "two"
 
 
 def test_ranges(sandbox: Sandbox) -> None:
     sandbox.files.write("digits", "0123456789")
-    answer = httpx.get(sandbox.download_url("digits"), headers={"Range": "bytes=2-4"})
+    answer = httpx.get(sandbox.download_url("digits"), headers={"Range": "bytes=2-4"}, timeout=within(30))
     assert (answer.status_code, answer.text) == (206, "234")
 
 

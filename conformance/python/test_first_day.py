@@ -9,6 +9,7 @@ import pytest
 from e2b import CommandExitException, NotEnoughSpaceException, NotFoundException, Sandbox, SandboxException, Template
 
 from harness.beside import beside
+from harness.patience import within
 from harness.platform import Platform
 
 SMALL_DISK_MB = 64
@@ -22,7 +23,7 @@ def test_base_is_a_template_like_any_other(platform: Platform) -> None:
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
 
     def base() -> dict[str, object]:
-        found = httpx.get(f"{platform.url}/templates", headers=headers).json()
+        found = httpx.get(f"{platform.url}/templates", headers=headers, timeout=within(30)).json()
         return next(item for item in found if "base" in item["aliases"])
 
     before = base()
@@ -36,7 +37,7 @@ def test_base_is_a_template_like_any_other(platform: Platform) -> None:
 
 def test_what_is_not_built_says_so_and_not_that_the_sandbox_is_gone(platform: Platform, sandbox: Sandbox) -> None:
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
-    refused = httpx.get(f"{platform.url}/volumes", headers=headers)
+    refused = httpx.get(f"{platform.url}/volumes", headers=headers, timeout=within(30))
     assert refused.status_code == 501 and "is not built yet" in refused.json()["message"]
     with pytest.raises(NotFoundException):
         Sandbox.pause("i" + "0" * 20)

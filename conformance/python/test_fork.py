@@ -17,6 +17,7 @@ from e2b import CommandExitException, Sandbox
 from harness.beside import beside
 from harness.criu import criu_config, groups, processes
 from harness.inside import boot_id
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -98,8 +99,9 @@ def start_counter(box: Sandbox) -> int:
     return counter.pid
 
 
-def disks(server: Platform) -> int:
-    return len(list((server.data_dir / "disks").glob("*.img")))
+def disks(server: Platform) -> set[str]:
+    """Names, not their number: a disk of an earlier test may vanish meanwhile."""
+    return {path.name for path in (server.data_dir / "disks").glob("*.img")}
 
 
 def test_memory_and_files_go_on_by_themselves(box: Sandbox) -> None:
@@ -147,10 +149,10 @@ def test_five_with_memory(forking: Platform, box: Sandbox) -> None:
             sums = list(pool.map(lambda pair: ask(pair[1], pid, pair[0])[0], enumerate(children, 1)))
         assert sums == ["1", "2", "3", "4", "5"]
         assert ask(box, pid, 0)[0] == "0"
-        assert disks(forking) == before + 5
+        assert len(disks(forking) - before) == 5
     finally:
         end(children)
-    until(lambda: disks(forking) == before, "their disks are removed")
+    until(lambda: disks(forking) <= before, "their disks are removed")
     until(lambda: all(processes(child) == [] and groups(child) == [] for child in children), "nothing is left of them")
     kept = {entry.name.split(".")[0] for entry in (forking.data_dir / "kept").iterdir()}
     assert kept.isdisjoint(child.sandbox_id for child in children)
@@ -178,8 +180,8 @@ def test_each_has_an_identity_of_its_own(forking: Platform, box: Sandbox) -> Non
         random = "head -c 16 /dev/urandom | base64; cat /proc/sys/kernel/random/uuid"
         assert len({one.commands.run(random).stdout for one in everyone}) == 3
         for one in everyone:
-            drift = abs(float(one.commands.run("date +%s.%N").stdout) - time.time())
-            assert drift < 5
+            asked = time.time()
+            assert asked - 1 <= float(one.commands.run("date +%s.%N").stdout) <= time.time() + 1
         # Nobody's token opens another one's agent.
         for one in everyone:
             for other in everyone:
@@ -193,6 +195,7 @@ def test_each_has_an_identity_of_its_own(forking: Platform, box: Sandbox) -> Non
                         "E2b-Sandbox-Port": "49983",
                         "X-Access-Token": other._envd_access_token,
                     },
+                    timeout=within(30),
                 )
                 assert answer.status_code == 401, answer.text
         # Ids of the host: each has a range of its own.
@@ -303,7 +306,7 @@ def test_what_cannot_be_forked(forking: Platform, box: Sandbox) -> None:
         answer = client.post(path, json={"count": 2})
         assert answer.status_code == 409, answer.text
         assert "mqueue" in answer.json()["message"]
-        assert disks(forking) == before
+        assert disks(forking) <= before
         assert box.commands.run("sudo rm /dev/mqueue/queue; echo here").stdout == "here\n"
         assert "MemTotal" in box.files.read("/proc/meminfo")
         answer = client.post(path)

@@ -117,10 +117,17 @@ def test_errors_have_their_status(channel: grpc.Channel, platform: Platform, box
 
 
 def test_a_client_that_gives_up_is_noticed_inside(channel: grpc.Channel, box: Sandbox) -> None:
+    call = channel.unary_unary("/test/Hang").future(b"", timeout=120)
+    until(lambda: box.files.exists("/tmp/hanging"), "the call has begun inside")
+    assert call.cancel() is True
+    assert call.code() == grpc.StatusCode.CANCELLED
+    until(lambda: box.files.exists("/tmp/cancelled"), "the server has noticed it")
+
+
+def test_a_deadline_ends_a_call(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as failed:
         channel.unary_unary("/test/Hang")(b"", timeout=0.5)
     assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    until(lambda: box.files.exists("/tmp/cancelled"), "the server has noticed it")
 
 
 def test_the_end_of_the_sandbox_ends_calls(platform: Platform, library: bytes, sandbox: Sandbox) -> None:

@@ -15,6 +15,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.hostile import HOSTILE, unseen
+from harness.patience import within
 from harness.platform import Platform
 from harness.terminal import Terminal
 from harness.traffic import until
@@ -155,7 +156,7 @@ def test_the_output_of_a_build(own: Platform, tmp_path: Path) -> None:
 
 def test_pages_of_the_documentation(own: Platform) -> None:
     """The search, and addresses that are no page: what was asked for is text in the answer, in HTML and in the text for agents."""
-    with httpx.Client(base_url=own.url) as client:
+    with httpx.Client(base_url=own.url, timeout=within(30)) as client:
         plain = client.get("/docs/search?q=nothing-of-that").text
         for text in HOSTILE:
             asked = quote(text.encode("utf-8", "surrogatepass"), safe="")

@@ -20,6 +20,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
+from harness.patience import within
 from harness.platform import Platform
 
 HELLO = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("hello from %d\\n", (int)getuid()); return 0; }\n'
@@ -31,7 +32,7 @@ LOADER = next(Path("/lib").glob("ld-musl-*.so.1"), None)
 def name(platform: Platform) -> Iterator[str]:
     name = f"i{uuid.uuid4().hex[:12]}"
     yield name
-    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]})
+    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]}, timeout=within(30))
 
 
 def tool(*command: object) -> None:

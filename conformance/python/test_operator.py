@@ -10,7 +10,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import httpx
@@ -90,8 +90,9 @@ def test_sandboxes_outlive_the_platform(own: Platform, end: str) -> None:
 
 
 def test_a_deadline_that_passes_while_the_platform_is_down(own: Platform) -> None:
-    box = Sandbox.create(timeout=2)
-    end = box.get_info().end_at
+    box = Sandbox.create(timeout=300)
+    box.set_timeout(2)
+    end = datetime.now(timezone.utc) + timedelta(seconds=2)
     own.kill()
     until(lambda: datetime.now(timezone.utc) > end, "the deadline has passed")
     own.start()
@@ -158,7 +159,7 @@ def on_a_terminal(own: Platform, *options: str, last: bytes = b"") -> str:
     terminal = Terminal(words, own.environment(), rows=50, cols=200)
     try:
         shown = terminal.expect(b"the next start adopts them\r\n\r\n")
-        assert httpx.get(f"{own.url}/sandboxes").status_code == 401
+        assert httpx.get(f"{own.url}/sandboxes", timeout=within(30)).status_code == 401
         shown += terminal.expect(last)
         terminal.type(b"\x03")
         assert terminal.wait() == 0
@@ -184,7 +185,7 @@ def test_a_terminal_shows_a_few_calm_lines(tmp_path: Path) -> None:
         for shown in (on_a_terminal(own, "--log-level", "info"), on_a_terminal(own, "--log-format", "json")):
             assert all(word in shown for word in ("INFO", "answered", "draining")), shown
         own.start()
-        assert httpx.get(f"{own.url}/sandboxes").status_code == 401
+        assert httpx.get(f"{own.url}/sandboxes", timeout=within(30)).status_code == 401
         assert own.terminate() == 0
         assert all(word in own.log() for word in ("INFO", "answered", "draining")), own.log()
         assert own.down().returncode == 0
@@ -200,7 +201,7 @@ def test_doctor_reports(platform: Platform) -> None:
 
 
 def test_health_needs_no_key(platform: Platform) -> None:
-    assert httpx.get(f"{platform.url}/health").status_code == 200
+    assert httpx.get(f"{platform.url}/health", timeout=within(30)).status_code == 200
 
 
 def test_without_root_one_message_says_what_is_missing(platform: Platform) -> None:

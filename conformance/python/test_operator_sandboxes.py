@@ -83,6 +83,8 @@ def test_the_list_shows_which_sandbox_uses_the_host(
 
 def test_a_sandbox_of_any_team_is_killed_and_its_log_says_by_whom(platform: Platform, foreign: Sandbox) -> None:
     foreign.commands.run("true")
+    # Its log is written a moment later.
+    until(lambda: "process_start" in platform.run("sandbox", "logs", foreign.sandbox_id).stdout, "the command is in the log")
     killed = platform.run("sandbox", "kill", foreign.sandbox_id)
     assert (killed.returncode, killed.stdout) == (0, f"killed {foreign.sandbox_id}\n"), killed.stderr
     assert not foreign.is_running()

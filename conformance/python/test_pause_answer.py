@@ -76,25 +76,31 @@ def test_the_witness_is_asked_by_a_file_of_its_own(box: Sandbox) -> None:
 def test_it_is_answered_before_its_memory_is_on_disk(frozen: Platform, box: Sandbox) -> None:
     client = Client(frozen, box)
     pid = start(box, 300)
-    begun = time.time()
-    assert client.post("pause").status_code == 204
-    answered = time.time()
-    assert client.storage() == MEMORY
-    assert processes(box) != []
-    assert client.post("pause").status_code == 409
-    assert client.post("fork").status_code == 409
-    assert client.post("timeout", {"timeout": 100}).status_code == 404
-    # None of these has interrupted or waited for it.
-    assert client.storage() == MEMORY
-    paused_at = client.detail()["endAt"]
-    until(lambda: client.storage() == DISK, "it is on disk", within_s=30)
-    written = time.time()
-    assert answered - begun < written - answered, (begun, answered, written)
-    assert client.detail()["endAt"] == paused_at
-    until(lambda: processes(box) == [] and groups(box) == [], "nothing of it is on the host")
-    resuming = time.time()
-    assert client.post("connect", {"timeout": 300}).status_code == 201
-    stood(box, pid, answered, resuming)
+    seen = []
+    # Its memory may be on disk before a client that was held up looks, so there are several rounds.
+    for _ in range(5):
+        begun = time.time()
+        assert client.post("pause").status_code == 204
+        answered = time.time()
+        first, was_there = client.storage(), processes(box) != []
+        assert client.post("pause").status_code == 409
+        assert client.post("fork").status_code == 409
+        assert client.post("timeout", {"timeout": 100}).status_code == 404
+        # None of these has interrupted or waited for it.
+        second = client.storage()
+        assert {first, second} <= {MEMORY, DISK}
+        paused_at = client.detail()["endAt"]
+        until(lambda: client.storage() == DISK, "it is on disk", within_s=30)
+        written = time.time()
+        assert client.detail()["endAt"] == paused_at
+        until(lambda: processes(box) == [] and groups(box) == [], "nothing of it is on the host")
+        resuming = time.time()
+        assert client.post("connect", {"timeout": 300}).status_code == 201
+        stood(box, pid, answered, resuming)
+        seen.append((first, was_there, second, answered - begun < written - answered))
+        if seen[-1] == (MEMORY, True, MEMORY, True):
+            break
+    assert (MEMORY, True, MEMORY, True) in seen, seen
 
 
 def test_a_resume_goes_on_from_memory(frozen: Platform, box: Sandbox) -> None:

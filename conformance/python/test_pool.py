@@ -55,9 +55,10 @@ def test_a_request_gets_a_sandbox_with_its_own_settings(pooling: Platform) -> No
     # A connection sets the timeout, which is asked for before.
     info = box.get_info()
     assert info.metadata == {"for": "me"} and info.state == "running"
+    asked = time.time()
     seen = box.commands.run('echo "$GREETING $E2B_SANDBOX_ID"; id -un; pwd; date +%s').stdout.split()
     assert seen[:4] == ["hello", made["sandboxID"], "user", "/home/user"]
-    assert abs(int(seen[4]) - time.time()) < within(5)
+    assert asked - 1 <= int(seen[4]) <= time.time() + 1
     refused = box.commands.run("curl -sS -m 5 http://93.184.216.34/ 2>&1 || echo failed")
     assert refused.stdout.rstrip().endswith("failed")
     # What another request gets has nothing of this one.
@@ -83,7 +84,8 @@ def test_by_default_some_are_ready_and_nobody_notices(platform: Platform, tmp_pa
         headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
         with httpx.Client(base_url=server.url, headers=headers, timeout=30) as api:
             assert api.get("/v2/sandboxes").json() == []
-        counts = [line for line in httpx.get(f"http://{metrics}/metrics").text.splitlines() if line.startswith("ringfence_sandboxes{")]
+        lines = httpx.get(f"http://{metrics}/metrics", timeout=within(30)).text.splitlines()
+        counts = [line for line in lines if line.startswith("ringfence_sandboxes{")]
         assert counts and all(line.endswith(" 0") for line in counts), counts
         made, stages = create(server)
         assert ("claim;" in stages) == bool(wanted), stages
@@ -147,7 +149,7 @@ def test_a_server_of_a_template_answers_when_create_returns(pooling: Platform) -
         .set_start_cmd("exec python3 -m http.server 8000", "curl -sf -o /dev/null localhost:8000/page")
     )
     Template.build(template, name)
-    first, stages = create(pooling, name)
+    first, stages = create(pooling, name, timeout=300)
     assert "claim;" not in stages
 
     def ready() -> list[str]:
@@ -155,7 +157,7 @@ def test_a_server_of_a_template_answers_when_create_returns(pooling: Platform) -
 
     for _ in range(2):
         until(lambda: ready() != [], "one of the template is ready")
-        made, stages = create(pooling, name, envVars={"LATE": "yes"})
+        made, stages = create(pooling, name, envVars={"LATE": "yes"}, timeout=300)
         assert "claim;" in stages, stages
         answer = get(pooling.url, f"8000-{made['sandboxID']}.{pooling.credentials()['E2B_DOMAIN']}", "/page")
         assert (answer.status_code, answer.text) == (200, "served\n")
@@ -167,7 +169,7 @@ def test_a_server_of_a_template_answers_when_create_returns(pooling: Platform) -
         assert box.kill()
     assert Sandbox.connect(first["sandboxID"]).kill()
     headers = {"X-API-Key": pooling.credentials()["E2B_API_KEY"]}
-    assert httpx.delete(f"{pooling.url}/templates/{name}", headers=headers).status_code == 204
+    assert httpx.delete(f"{pooling.url}/templates/{name}", headers=headers, timeout=within(30)).status_code == 204
     until(lambda: ready() == [], "none of a deleted template is kept", 90)
 
 

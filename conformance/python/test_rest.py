@@ -113,7 +113,7 @@ def test_an_access_token_works_as_bearer(api: httpx.Client, platform: Platform, 
     assert made.status_code == 201
     token, identity = made.json()["token"], made.json()["id"]
     assert token.startswith("sk_e2b_")
-    with httpx.Client(base_url=platform.url, headers={"Authorization": f"Bearer {token}"}) as bearer:
+    with httpx.Client(base_url=platform.url, headers={"Authorization": f"Bearer {token}"}, timeout=within(30)) as bearer:
         assert sandbox.sandbox_id in {item["sandboxID"] for item in bearer.get("/v2/sandboxes").json()}
         assert bearer.get("/teams").json()[0]["name"] == "default"
         # Of two credentials the key decides, right or wrong.
@@ -121,7 +121,7 @@ def test_an_access_token_works_as_bearer(api: httpx.Client, platform: Platform, 
         assert api.delete(f"/access-tokens/{identity}").status_code == 204
         assert bearer.get("/v2/sandboxes").status_code == 401
     key = platform.credentials()["E2B_API_KEY"]
-    assert httpx.get(f"{platform.url}/teams", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    assert httpx.get(f"{platform.url}/teams", headers={"Authorization": f"Bearer {key}"}, timeout=within(30)).status_code == 200
     assert token not in platform.log()
 
 
@@ -150,8 +150,10 @@ def test_traffic_may_be_closed_to_the_public(platform: Platform) -> None:
         assert wait_served(platform.url, box.get_host(8000)).status_code == 200
 
 
-def test_metrics_of_a_sandbox(api: httpx.Client, sandbox: Sandbox) -> None:
+def test_metrics_of_a_sandbox(api: httpx.Client, request: pytest.FixtureRequest) -> None:
+    # The sandbox is made after that, so that nothing of it was measured before.
     begun = datetime.now(timezone.utc) - timedelta(seconds=1)
+    sandbox: Sandbox = request.getfixturevalue("sandbox")
     sandbox.commands.run("timeout 1.5 sh -c 'while :; do :; done' || true")
     until(lambda: len(sandbox.get_metrics()) > 0, "it was measured")
     first = sandbox.get_metrics()[0]
@@ -203,6 +205,6 @@ def test_logs_of_a_sandbox(api: httpx.Client, sandbox: Sandbox) -> None:
 
 
 def test_the_description_of_the_api(api: httpx.Client) -> None:
-    described = httpx.get(f"{api.base_url}/openapi.json").json()
+    described = httpx.get(f"{api.base_url}/openapi.json", timeout=within(30)).json()
     assert described["openapi"].startswith("3.")
     assert {"/sandboxes", "/v2/sandboxes", "/sandboxes/{sandboxID}/timeout"} <= set(described["paths"])

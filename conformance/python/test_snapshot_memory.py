@@ -14,6 +14,7 @@ from e2b import Sandbox
 from harness.beside import beside
 from harness.criu import criu_config, groups, processes
 from harness.inside import boot_id
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
 from python.test_fork import api, ask, start_counter
@@ -96,6 +97,7 @@ def test_two_go_on_by_themselves(keeping: Platform, box: Sandbox, made: list[str
                     "E2b-Sandbox-Port": "49983",
                     "X-Access-Token": box._envd_access_token,
                 },
+                timeout=within(30),
             )
             assert answer.status_code == 401, answer.text
             assert one.files.read("/tmp/other-name") == "named"

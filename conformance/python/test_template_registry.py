@@ -18,6 +18,7 @@ import pytest
 from e2b import Sandbox, Template
 
 from harness.beside import beside
+from harness.patience import within
 from harness.platform import Platform
 from harness.ports import free_port
 from harness.registry import HTPASSWD, PASSWORD, USER
@@ -44,7 +45,7 @@ def serving(directory: Path, **config: Any) -> Iterator[int]:
     def answers() -> bool:
         assert process.poll() is None, "the registry has ended"
         try:
-            return httpx.get(f"{scheme}://localhost:{port}/v2/", verify=False).status_code in (200, 401)  # noqa: S501
+            return httpx.get(f"{scheme}://localhost:{port}/v2/", verify=False, timeout=within(30)).status_code in (200, 401)  # noqa: S501
         except httpx.HTTPError:
             return False
 
@@ -76,7 +77,7 @@ def built(platform: Platform) -> Iterator[str]:
     )
     Template.build(template, f"{name}:v1", cpu_count=1, memory_mb=512)
     yield name
-    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]})
+    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]}, timeout=within(30))
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_what_is_not_a_template_is_refused(built: str, platform: Platform, direc
         trust = settings(directory, port)
         place = f"oci://localhost:{port}/t:v1"
         assert platform.run("template", "push", f"{built}:v1", place, *trust).returncode == 0
-        client = httpx.Client(base_url=f"http://localhost:{port}")
+        client = httpx.Client(base_url=f"http://localhost:{port}", timeout=within(30))
         good = client.get("/v2/t/manifests/v1", headers={"accept": MANIFEST}).json()
         swapped = {**good, "layers": good["layers"][::-1]}
         image = {**good, "artifactType": "application/x"}

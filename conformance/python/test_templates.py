@@ -10,6 +10,7 @@ import httpx
 import pytest
 from e2b import Template
 
+from harness.patience import within
 from harness.platform import Platform
 
 NOTHING = "no-such-template"
@@ -18,7 +19,7 @@ NOTHING = "no-such-template"
 @pytest.fixture
 def api(platform: Platform) -> Iterator[httpx.Client]:
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
-    with httpx.Client(base_url=platform.url, headers=headers) as client:
+    with httpx.Client(base_url=platform.url, headers=headers, timeout=within(30)) as client:
         yield client
 
 
@@ -68,9 +69,9 @@ def test_files_are_uploaded_to_a_signed_address(api: httpx.Client, name: str, tm
     assert (asked.status_code, asked.json()["present"]) == (201, False)
     url = asked.json()["url"]
     archive = b"x" * (5 << 20)
-    assert httpx.put(url, content=archive).status_code == 200
+    assert httpx.put(url, content=archive, timeout=within(30)).status_code == 200
     assert api.get(path).json()["present"] is True
-    assert httpx.put(url.replace("token=", "token=0"), content=b"").status_code == 403
+    assert httpx.put(url.replace("token=", "token=0"), content=b"", timeout=within(30)).status_code == 403
 
 
 def test_a_template_from_nothing_fails_at_its_base(name: str) -> None:

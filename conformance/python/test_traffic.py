@@ -64,10 +64,10 @@ def test_routing_by_headers_on_any_host(sandbox: Sandbox, platform: Platform) ->
     wait_served(platform.url, serve(sandbox, 8002))
     both = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8002"}
     for host in (f"127.0.0.1:{platform.port}", "localhost", "anything.example"):
-        answer = httpx.get(f"{platform.url}/here", headers={"Host": host, **both})
+        answer = httpx.get(f"{platform.url}/here", headers={"Host": host, **both}, timeout=within(30))
         assert (answer.status_code, answer.json()["path"]) == (200, "/here")
     for name in both:
-        alone = httpx.get(f"{platform.url}/here", headers={name: both[name]})
+        alone = httpx.get(f"{platform.url}/here", headers={name: both[name]}, timeout=within(30))
         assert alone.status_code == 400, name
 
 
@@ -183,7 +183,8 @@ def test_what_a_server_without_http_does(sandbox: Sandbox, platform: Platform) -
         body = answer.json()
         assert (answer.status_code, body["port"], body["code"]) == (502, port, 502)
         assert body["message"].endswith(words) and body["detail"], body
-        page = httpx.get(platform.url, headers={"Host": sandbox.get_host(port), "User-Agent": "Mozilla/5.0", "Accept": "text/html"})
+        headers = {"Host": sandbox.get_host(port), "User-Agent": "Mozilla/5.0", "Accept": "text/html"}
+        page = httpx.get(platform.url, headers=headers, timeout=within(30))
         assert words in page.text and page.text.startswith("<html")
 
 
@@ -282,5 +283,5 @@ def test_the_agent_wants_its_token(sandbox: Sandbox, platform: Platform) -> None
     assert get(platform.url, host, "/health").status_code == 204
     call = {"Content-Type": "application/json", "Connect-Protocol-Version": "1", "Host": host}
     url = f"{platform.url}/process.Process/List"
-    assert httpx.post(url, headers=call, content="{}").status_code == 401
-    assert httpx.post(url, headers={**call, "X-Access-Token": "0" * 64}, content="{}").status_code == 401
+    assert httpx.post(url, headers=call, content="{}", timeout=within(30)).status_code == 401
+    assert httpx.post(url, headers={**call, "X-Access-Token": "0" * 64}, content="{}", timeout=within(30)).status_code == 401

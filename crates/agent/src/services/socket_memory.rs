@@ -33,6 +33,9 @@ const REST: u32 = 4;
 const PROBE: Duration = Duration::from_secs(10);
 /// Time that a platform has for reading a heartbeat.
 const GRACE: Duration = Duration::from_secs(1);
+/// Heartbeats in a row that a platform has to leave unread before it counts as stopped: a busy host may hold one up for a
+/// second.
+const PROBES: u32 = 2;
 /// Number of sockets up to which the tables are not read: the agent's own are about as many.
 const FEW: u64 = 8;
 /// Most that sockets may hold beyond what they are charged with. Twice what a platform allows, because these figures
@@ -58,16 +61,19 @@ pub(crate) async fn watch(event_queue: Rc<EventQueue>) {
     let sources = Arc::new(Sources::open());
     let mut stalled = false;
     let mut pause = PAUSE;
-    loop {
+    'looks: loop {
         if event_queue.has_reader() && !stalled {
             let changed = tokio::time::timeout(PROBE, event_queue.reader_changed()).await.is_ok();
             if changed || sources.in_use() <= FEW {
                 continue;
             }
-            event_queue.probe();
-            // Another reader has not been asked yet.
-            if tokio::time::timeout(GRACE, event_queue.reader_changed()).await.is_ok() {
-                continue;
+            for _ in 0..PROBES {
+                event_queue.probe();
+                // Another reader has not been asked yet.
+                let changed = tokio::time::timeout(GRACE, event_queue.reader_changed()).await.is_ok();
+                if changed || event_queue.is_followed() {
+                    continue 'looks;
+                }
             }
         } else {
             tokio::time::sleep(pause).await;

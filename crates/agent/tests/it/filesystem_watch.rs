@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use http::Method;
@@ -428,14 +428,18 @@ async fn silence_is_broken_and_deadlines_are_kept() {
     let Some(sandbox) = Sandbox::ready("{}").await else {
         return;
     };
-    let mut client = sandbox
-        .client()
-        .await
-        .with("keepalive-ping-interval", "1")
-        .with("connect-timeout-ms", "1500");
-    let mut watch = Watch::start(&mut client, Codec::Json, &plain(sandbox.directory.path())).await;
+    let request = plain(sandbox.directory.path());
+    let mut client = sandbox.client().await.with("keepalive-ping-interval", "1");
+    let begun = Instant::now();
+    let mut watch = Watch::start(&mut client, Codec::Json, &request).await;
     assert_eq!(watch.message().await.unwrap().keepalive, Some(Empty {}));
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    // On a busy machine the deadline may come before the start.
+    let mut client = sandbox.client().await.with("connect-timeout-ms", "500");
+    let begun = Instant::now();
+    let watch = Watch::request(&mut client, Codec::Json, &request).await;
     assert_eq!(watch.failure().await.code, Code::DeadlineExceeded);
+    assert!(begun.elapsed() >= Duration::from_millis(500));
 }
 
 #[tokio::test]

@@ -10,6 +10,14 @@ use super::{Ran, TestDir, command};
 /// A user id without rights that every Linux knows.
 const NOBODY: u32 = 65534;
 
+/// Copies the binary, in a process of its own: what another thread starts would have the copy open for a moment, and a file
+/// that is open for writing cannot be executed.
+fn copy_binary(to: &Path) {
+    let mut copy = command(Path::new("cp"));
+    copy.arg(env!("CARGO_BIN_EXE_ringfence")).arg(to);
+    Ran::of(&mut copy).expect(0);
+}
+
 #[test]
 fn the_report_says_whether_up_would_work() {
     let place = TestDir::new();
@@ -65,7 +73,7 @@ fn without_root_everything_that_is_missing_is_said_at_once() {
     let mut up = if rustix::process::geteuid().is_root() {
         // Others must be able to reach a copy of the binary, wherever the build directory lies.
         let copy = place.temp.path().join("ringfence");
-        std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), &copy).unwrap();
+        copy_binary(&copy);
         std::fs::set_permissions(place.temp.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let mut up = command(&copy);
         up.uid(NOBODY)
@@ -104,7 +112,7 @@ fn a_chroot_is_no_place_for_sandboxes() {
         .json();
     let root = place.temp.path().join("root");
     std::fs::create_dir_all(root.join("proc")).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), root.join("ringfence")).unwrap();
+    copy_binary(&root.join("ringfence"));
     let inside = |proc: &str| {
         let mut own = command(Path::new("unshare"));
         own.args(["--mount", "--propagation", "private", "sh", "-c", IN_A_CHROOT, "sh"])

@@ -186,7 +186,7 @@ async fn what_nobody_reads_holds_up_nothing_else() {
         stuck.push(stream);
     }
     for _ in 0..20 {
-        let called = tokio::time::timeout(Duration::from_secs(2), remote.capacity()).await;
+        let called = tokio::time::timeout(BOUND, remote.capacity()).await;
         called.expect("a call is not held up").unwrap();
     }
     let mut stream = remote.dial(&sandbox(), 80).await.unwrap();

@@ -233,23 +233,33 @@ impl Host {
         samples.remove(0)
     }
 
+    /// The agent's pid on the host. It is not always the lowest of the sandbox, because pids begin anew.
+    async fn agent(&self) -> i32 {
+        self.part("agent", "").await
+    }
+
     /// The spawner's pid on the host.
     async fn spawner(&self) -> i32 {
+        self.part("spawner", "/work").await
+    }
+
+    /// The pid on the host of a process of the platform in the sandbox, by its command line and the end of its group.
+    async fn part(&self, name: &str, side: &str) -> i32 {
         let group = format!("/{}.0.", self.id);
-        let is_spawner = |process: &Path| {
+        let is_it = |process: &Path| {
             let read = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
-            let group_of_workload = |line: &str| line.contains(&group) && line.ends_with("/work");
-            read("cmdline").split('\0').nth(1) == Some("spawner") && read("cgroup").lines().any(group_of_workload)
+            let is_its_group = |line: &str| line.contains(&group) && line.ends_with(side);
+            read("cmdline").split('\0').nth(1) == Some(name) && read("cgroup").lines().any(is_its_group)
         };
         let deadline = Instant::now() + TIMEOUT;
         loop {
             for entry in fs::read_dir("/proc").unwrap().flatten() {
                 let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
-                if let Some(pid) = pid.filter(|_| is_spawner(&entry.path())) {
+                if let Some(pid) = pid.filter(|_| is_it(&entry.path())) {
                     return pid;
                 }
             }
-            assert!(Instant::now() < deadline, "no spawner is running");
+            assert!(Instant::now() < deadline, "no {name} is running");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -14,8 +14,8 @@ use super::{Host, disks, open, request, running, wanted};
 const BUILD: &str = "11111111-2222-4333-8444-555555555555";
 const OTHER: &str = "11111111-2222-4333-8444-666666666666";
 /// Holds a file whose name is gone, while it has another one: CRIU gives it a name for the copy.
-const HOLD: &str = "cd; echo kept >first; (setsid sh -c 'exec 3<first; while :; do sleep 1; done' >/dev/null 2>&1 &) </dev/null; \
-    sleep 0.3; ln first other; rm first; echo removed >removed";
+const HOLD: &str = "cd; echo kept >first; (setsid sh -c 'exec 3<first; : >held; while :; do sleep 1; done' >/dev/null 2>&1 &) </dev/null; \
+    until [ -e held ]; do sleep 0.02; done; ln first other; rm first held; echo removed >removed";
 
 /// Starts a sandbox from the files, and from the memory if there is one, and makes it the one of `host`.
 async fn start(host: &mut Host, name: &str, layer: &LayerId, memory: &BuildId) -> bool {

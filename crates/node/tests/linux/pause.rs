@@ -451,8 +451,7 @@ pub(crate) async fn ends_while_it_is_paused(data_dir: &Path) {
     let mut host = counting(data_dir).await;
     pause(&host).await;
     // As the kernel does when it is out of memory.
-    let agent = processes(&host.id).first().unwrap().0;
-    signal(agent, Signal::KILL);
+    signal(host.agent().await, Signal::KILL);
     loop {
         if host.event().await == protocol::node::NodeEvent::Exited(host.id.clone()) {
             break;

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use crate::support::{HOST, OTHER, SECRET, World, rule, text};
+use crate::support::{HOST, OTHER, SECRET, World, before_silence, rule, text};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -54,10 +54,10 @@ async fn frames(stream: &mut TlsStream<TcpStream>) -> (Vec<(u8, u32, Vec<u8>)>, 
     let mut found = Vec::new();
     loop {
         let mut head = [0; 9];
-        match tokio::time::timeout(Duration::from_secs(1), stream.read_exact(&mut head)).await {
-            Err(_) => return (found, false),
-            Ok(Err(_)) => return (found, true),
-            Ok(Ok(_)) => {}
+        match before_silence(stream.read_exact(&mut head)).await {
+            None => return (found, false),
+            Some(Err(_)) => return (found, true),
+            Some(Ok(_)) => {}
         }
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let id = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);

@@ -6,6 +6,8 @@
 )]
 #![expect(clippy::unwrap_used, reason = "a test fails where something does")]
 
+#[path = "../it/clock.rs"]
+mod clock;
 mod forward;
 mod hostile;
 mod hostile_http2;

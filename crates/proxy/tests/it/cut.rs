@@ -9,6 +9,7 @@ use http_body_util::BodyExt as _;
 use protocol::agent;
 use tokio::sync::Notify;
 
+use super::clock::Clock;
 use super::support::{ChannelBody, ID, Wire, front, get, h2_client, h2_request, healthy, origin, within};
 
 /// A server that answers with `head`, sends one part, and then keeps the connection open.
@@ -129,8 +130,9 @@ enum Agent {
     Running,
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
+    let clock = Clock::hold();
     let upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n";
     for (head, version, extra) in [
         (UNTIL_CLOSE, "1.1", ""),
@@ -168,10 +170,10 @@ async fn an_end_that_is_the_sandboxs_own_is_not_clean() {
             };
             die.notify_one();
             if version == "1.1" && !dead && extra.is_empty() {
-                assert!(wire.until("0\r\n\r\n").await.ends_with("0\r\n\r\n"));
+                assert!(clock.until(wire.until("0\r\n\r\n")).await.ends_with("0\r\n\r\n"));
                 continue;
             }
-            let (rest, ended) = wire.rest().await;
+            let (rest, ended) = clock.until(wire.rest()).await;
             assert!(!rest.contains("0\r\n\r\n"), "{rest:?}");
             match ended {
                 Ok(()) => assert!(!dead, "{head} {version}"),

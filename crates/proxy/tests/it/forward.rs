@@ -11,6 +11,7 @@ use proxy::ingress::Access;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::clock::Clock;
 use super::support::{
     ChannelBody, ID, Wire, exchange, front, front_with, get, h2_client, h2_request, http_origin, origin, within,
 };
@@ -269,8 +270,9 @@ async fn an_http_1_0_client_without_a_host_is_served_by_headers() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_share_a_connection_that_the_server_keeps() {
+    let _clock = Clock::hold();
     let front = front([(3000, http_origin(mirror).await)]).await;
     let mut wire = Wire::connect(front.addr).await;
     for _ in 0..3 {
@@ -309,8 +311,9 @@ async fn a_gone_sandbox_is_not_tried_again() {
     assert_eq!(front.node.dials.load(Ordering::SeqCst), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_waits_for_the_servers_word_when_the_client_does() {
+    let _clock = Clock::hold();
     let (tell, mut told) = mpsc::channel(4);
     let guest = origin(move |mut wire| {
         let tell = tell.clone();

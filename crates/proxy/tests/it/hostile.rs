@@ -12,6 +12,7 @@ use hyper::body::Frame;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
+use super::clock::Clock;
 use super::support::{ChannelBody, ID, Wire, exchange, front, get, h2_client, h2_request, origin, within};
 
 const HINT: &str = "HTTP/1.1 103 Early Hints\r\n\r\n";
@@ -145,8 +146,9 @@ async fn over_http_2_a_refused_upload_ends_and_the_connection_serves_on() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn over_http_2_an_answer_does_not_end_before_the_request_unless_its_client_is_silent() {
+    let clock = Clock::hold();
     let front = front([]).await;
     let mut client = h2_client(&front).await;
     let (parts, body) = ChannelBody::new();
@@ -164,6 +166,6 @@ async fn over_http_2_an_answer_does_not_end_before_the_request_unless_its_client
         assert!(!reading.is_finished(), "the answer ended before the request");
     }
     // Neither sent nor ended: the answer does not wait for that.
-    within(reading).await.expect("a task").expect("a whole body");
+    clock.until(reading).await.expect("a task").expect("a whole body");
     drop(parts);
 }

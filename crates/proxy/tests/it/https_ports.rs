@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::clock::Clock;
 use super::support::{Front, ID, Wire, exchange, front_with, get, origin, within};
 
 /// A server with a certificate of its own, for a name that nobody asks for.
@@ -65,8 +66,9 @@ async fn https_front<const N: usize>(ports: [(u16, SocketAddr); N]) -> Front {
     front_with(ports, access).await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn listed_ports_get_tls_on_kept_connections_and_others_none() {
+    let _clock = Clock::hold();
     let secure = tls_origin(|mut stream| async move {
         while read_head(&mut stream).await {
             let _ = stream
@@ -94,8 +96,9 @@ async fn listed_ports_get_tls_on_kept_connections_and_others_none() {
     assert!(text.starts_with("HTTP/1.1 204"), "{text}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_kept_connection_is_not_used_when_tls_of_its_port_has_changed() {
+    let _clock = Clock::hold();
     let secure = tls_origin(|mut stream| async move {
         while read_head(&mut stream).await {
             let _ = stream
@@ -180,8 +183,9 @@ async fn upgrades_are_relayed_through_tls() {
     within(wire.until("hello")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn servers_with_tls_on_other_ports_are_recognized() {
+    let _clock = Clock::hold();
     // It closes what is not TLS without a word, as OpenSSL does.
     let secure = tls_origin(|_| async {}).await;
     let quiet = relay_of(secure).await;

@@ -6,6 +6,7 @@
 )]
 
 mod answers;
+mod clock;
 mod cut;
 mod forward;
 mod grpc;

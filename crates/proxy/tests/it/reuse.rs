@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use super::clock::Clock;
 use super::support::{Front, ID, Wire, exchange, front, front_limited, get, origin, within};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -36,8 +37,9 @@ async fn keeping(response: &'static str) -> SocketAddr {
     .await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn connections_are_shared_by_clients_of_one_port_only() {
+    let _clock = Clock::hold();
     let guest = keeping(OK).await;
     let front = front([(1, guest), (2, guest)]).await;
     for (port, dialed) in [(1, 1), (1, 1), (2, 2), (1, 2), (2, 2)] {
@@ -47,8 +49,9 @@ async fn connections_are_shared_by_clients_of_one_port_only() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn chunked_responses_and_sent_bodies_keep_the_connection() {
+    let clock = Clock::hold();
     let guest = origin(|mut wire| async move {
         for _ in 0..3 {
             wire.until("hello").await;
@@ -64,7 +67,7 @@ async fn chunked_responses_and_sent_bodies_keep_the_connection() {
             .await;
         wire.until("0\r\n\r\n").await;
         // Idle, while nothing shows it: a body cannot be sent twice, so the connection has to prove itself.
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        clock.pass(Duration::from_millis(20)).await;
     }
     assert_eq!(dials(&front), 1);
 }
@@ -163,8 +166,9 @@ async fn one_each(heads: Arc<AtomicUsize>) -> SocketAddr {
     .await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_is_sent_again_only_if_that_is_harmless() {
+    let clock = Clock::hold();
     for (method, body, is_repeated) in [
         ("GET", "\r\n", true),
         ("OPTIONS", "\r\n", true),
@@ -179,7 +183,7 @@ async fn a_request_is_sent_again_only_if_that_is_harmless() {
         wire.write(&plain("GET")).await;
         wire.until("ok").await;
         // Idle, while nothing shows it: only then a request that must not be sent twice uses the connection, too.
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        clock.pass(Duration::from_millis(20)).await;
         wire.write(&request(method, 3000, body)).await;
         let head = wire.head().await;
         let (status, count) = if is_repeated { ("200", 3) } else { ("502", 2) };
@@ -215,8 +219,9 @@ async fn a_request_is_sent_again_once() {
     assert_eq!(connections.load(Ordering::SeqCst), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_response_that_began_is_not_fetched_again() {
+    let _clock = Clock::hold();
     let guest = origin(|mut wire| async move {
         wire.head().await;
         wire.write(OK).await;
@@ -357,8 +362,9 @@ async fn a_new_connection_does_not_wait_for_the_end_of_an_idle_one() {
     assert!(waited_ms < 900, "{waited_ms} ms");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_slow_response_does_not_prevent_reuse() {
+    let clock = Clock::hold();
     let guest = origin(|mut wire| async move {
         while let Some(head) = wire.next_head().await {
             if head.starts_with("POST") {
@@ -373,10 +379,12 @@ async fn a_slow_response_does_not_prevent_reuse() {
     waiting.write(&request("POST", 3000, "Content-Length: 0\r\n\r\n")).await;
     let is_received = async {
         while dials(&front) == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::task::yield_now().await;
         }
     };
     within(is_received).await;
+    // Longer than a response should take.
+    clock.pass(Duration::from_millis(50)).await;
     let mut wire = Wire::connect(front.addr).await;
     for _ in 0..5 {
         wire.write(&plain("GET")).await;

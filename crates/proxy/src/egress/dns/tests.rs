@@ -1,3 +1,5 @@
+#[path = "../../../tests/it/clock.rs"]
+mod clock;
 mod policy;
 mod server;
 
@@ -9,6 +11,7 @@ use hickory_proto::rr::rdata::{A, AAAA, CNAME, SOA, TXT};
 use model::network::EgressPolicy;
 use tokio::time::{advance, pause, resume};
 
+use self::clock::Clock;
 use self::server::{TestServer, empty, failure, record, with};
 use super::*;
 
@@ -90,15 +93,15 @@ fn ttls(message: &Message) -> Vec<u32> {
     message.all_sections().map(|record| record.ttl).collect()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_cache_answers_until_an_answer_expires() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1), a(2)])).await;
     let resolver = resolver(&server);
     let client = client();
     let first = resolve(&resolver, &client, "A.example.", RecordType::A).await;
     assert_eq!(data(&first), [a(1), a(2)]);
     assert_eq!(ttls(&first), [30, 30]);
-    pause();
     advance(Duration::from_millis(12_300)).await;
     let other = Client::new(Arc::default(), true, 100);
     let second = resolve(&resolver, &other, "a.EXAMPLE.", RecordType::A).await;
@@ -112,7 +115,6 @@ async fn the_cache_answers_until_an_answer_expires() {
     );
     assert_eq!(server.count(), 1);
     advance(Duration::from_millis(200)).await;
-    resume();
     assert_eq!(
         ttls(&resolve(&resolver, &client, "a.example.", RecordType::A).await),
         [30, 30]
@@ -137,8 +139,9 @@ async fn the_cache_answers_until_an_answer_expires() {
     assert_eq!(name("192.0.2.3"), None);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn times_to_live_have_bounds() {
+    let _clock = Clock::hold();
     for (sent, found) in [(0, 1), (1, 1), (86400, 3600), (u32::MAX, 1)] {
         let server = TestServer::start(move |query, _| with(query, sent, &[a(1)])).await;
         let reply = resolve(&resolver(&server), &client(), "a.example.", RecordType::A).await;
@@ -163,8 +166,9 @@ async fn times_to_live_have_bounds() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_data_without_a_time_is_kept_for_a_second() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| vec![empty(query).to_vec().unwrap()]).await;
     let resolver = resolver(&server);
     for _ in 0..2 {
@@ -173,15 +177,14 @@ async fn no_data_without_a_time_is_kept_for_a_second() {
         assert_eq!(reply.all_sections().count(), 0);
     }
     assert_eq!(server.count(), 1);
-    pause();
     advance(Duration::from_secs(1)).await;
-    resume();
     resolve(&resolver, &client(), "a.example.", RecordType::MX).await;
     assert_eq!(server.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn only_records_of_the_question_are_kept() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| {
         let mut message = empty(query);
         let alias = |name: &str, target: &str| record(name, 50, RData::CNAME(CNAME(Name::from_ascii(target).unwrap())));
@@ -318,8 +321,9 @@ async fn responses_are_bounded() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn unrelated_responses_are_ignored() {
+    let _clock = Clock::hold();
     let other = Arc::new(Mutex::new(None));
     let kept = other.clone();
     let server = TestServer::start(move |query, _| {
@@ -348,8 +352,9 @@ async fn unrelated_responses_are_ignored() {
     assert!(other.lock().is_some());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn too_many_unrelated_responses_are_a_failure() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| {
         let mut replies = with(query, 30, &[a(1)]);
         replies.splice(0..0, vec![vec![0; 20]; 8]);
@@ -362,8 +367,9 @@ async fn too_many_unrelated_responses_are_a_failure() {
     assert_eq!(server.count(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn other_hosts_cannot_answer() {
+    let _clock = Clock::hold();
     // A datagram from another address than that of the server does not arrive at a connected socket.
     let attacker = std::net::UdpSocket::bind("127.0.0.2:0").unwrap();
     let server = TestServer::start(|_, _| Vec::new()).await;
@@ -378,16 +384,15 @@ async fn other_hosts_cannot_answer() {
         attacker
             .send_to(&with(&query, 30, &[a(66)])[0], ("127.0.0.1", port))
             .unwrap();
-        pause();
         advance(Duration::from_secs(2)).await;
-        resume();
     };
     let (reply, ()) = tokio::join!(resolve(&resolver, &client, "a.example.", RecordType::A), asked);
     assert_eq!(data(&reply), [a(1)]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_next_server_is_asked() {
+    let _clock = Clock::hold();
     let silent = TestServer::start(|_, _| Vec::new()).await;
     let failing = TestServer::start(|query, _| failure(query, ResponseCode::ServFail)).await;
     let refusing = TestServer::start(|query, _| failure(query, ResponseCode::Refused)).await;
@@ -408,9 +413,7 @@ async fn the_next_server_is_asked() {
     let client = client();
     let asked = async {
         silent.received.notified().await;
-        pause();
         advance(Duration::from_secs(2)).await;
-        resume();
     };
     let (reply, ()) = tokio::join!(resolve(&resolver, &client, "a.example.", RecordType::A), asked);
     assert_eq!(data(&reply), [a(1)]);
@@ -459,8 +462,9 @@ async fn old_servers_are_asked_without_edns() {
     assert_eq!(data(&reply), [a(1)]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_not_a_simple_query_is_an_error() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let client = client();
@@ -548,8 +552,9 @@ async fn what_is_not_a_simple_query_is_an_error() {
     assert_eq!(code(&bytes).await, Some(ResponseCode::NoError));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_same_question_is_sent_once() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let clients = [client(), client()];
@@ -560,8 +565,9 @@ async fn the_same_question_is_sent_once() {
     assert_eq!(resolver.counters().forwarded, 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn addresses_for_connections() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| {
         let name = query.queries[0].name.to_ascii();
         match (name.as_str(), query.queries[0].query_type) {
@@ -598,8 +604,9 @@ async fn addresses_for_connections() {
     assert_eq!(server.count(), asked);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_arrived_while_a_query_waited_is_not_asked_again() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let (slow, other) = (client(), client());

@@ -12,8 +12,9 @@ fn client_of(domains: &[&str]) -> Client {
     Client::new(Arc::new(policy), true, 100)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn names_outside_of_a_policy_are_refused() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let client = client_of(&["allowed.example", "*.below.example"]);
@@ -49,8 +50,9 @@ async fn names_outside_of_a_policy_are_refused() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_table_of_the_operator_answers() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let client = client();
@@ -76,8 +78,9 @@ async fn the_table_of_the_operator_answers() {
     assert_eq!(server.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn types_that_are_not_forwarded() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[aaaa(1)])).await;
     let mut resolver = resolver(&server);
     let client = client();
@@ -112,8 +115,9 @@ async fn types_that_are_not_forwarded() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn other_types_are_forwarded() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| {
         let text = RData::TXT(TXT::new(vec!["x".repeat(200); 3]));
         with(query, 30, &[text])
@@ -124,8 +128,9 @@ async fn other_types_are_forwarded() {
     assert_eq!(server.count(), 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_sandbox_with_many_queries_delays_only_itself() {
+    let _clock = Clock::hold();
     let silent = TestServer::start(|query, _| {
         if query.queries[0].name.to_ascii().starts_with("slow") {
             Vec::new()
@@ -176,8 +181,9 @@ async fn now<T>(mut future: std::pin::Pin<Box<impl Future<Output = T>>>) -> Opti
     .await
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_known_is_always_answered() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let client = Client::new(Arc::default(), true, 1);
@@ -201,8 +207,9 @@ async fn what_is_known_is_always_answered() {
     assert_eq!((resolver.counters().limited, resolver.counters().unanswered), (0, 0));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn queries_beyond_the_rate_wait() {
+    let clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let (greedy, other) = (Client::new(Arc::default(), true, 10), client());
@@ -210,7 +217,7 @@ async fn queries_beyond_the_rate_wait() {
     let names: Vec<String> = (0..45).map(|number| format!("n{number}.example.")).collect();
     for name in &names {
         assert_eq!(
-            asked(&resolver, &greedy, name).await,
+            clock.until(asked(&resolver, &greedy, name)).await,
             Some(ResponseCode::NoError),
             "{name}"
         );
@@ -225,12 +232,14 @@ async fn queries_beyond_the_rate_wait() {
     let answer = asked(&resolver, &other, "other.example.").await;
     assert_eq!((answer, other.beyond.take()), (Some(ResponseCode::NoError), (0, 0)));
     // Connections by name wait in the same way.
-    assert!(resolver.addresses("waits.example", &greedy).await.is_ok());
+    let waits = resolver.addresses("waits.example", &greedy);
+    assert!(clock.until(waits).await.is_ok());
     assert!(greedy.beyond.take().0 >= 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_policy_applies_to_queries_that_wait() {
+    let clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let client = Client::new(Arc::default(), true, 10);
@@ -242,7 +251,7 @@ async fn a_policy_applies_to_queries_that_wait() {
     })
     .await;
     client.set_policy(client_of(&["other.example"]).policy());
-    assert_eq!(waiting.await, Some(ResponseCode::Refused));
+    assert_eq!(clock.until(waiting).await, Some(ResponseCode::Refused));
     assert_eq!(server.count(), 0);
     // It waited, and there was a turn for it.
     assert_eq!(client.beyond.take(), (1, 0));
@@ -252,8 +261,9 @@ async fn a_policy_applies_to_queries_that_wait() {
     assert_eq!(answer, Some(ResponseCode::NoError));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn queries_that_would_wait_too_long_get_no_answer() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let client = Client::new(Arc::default(), true, 10);
@@ -309,8 +319,9 @@ async fn queries_that_wait_are_limited_in_number() {
     assert!(client.flights.is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn programs_that_ask_the_same_count_once() {
+    let _clock = Clock::hold();
     let server = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let resolver = resolver(&server);
     let client = Client::new(Arc::default(), true, 1);
@@ -401,8 +412,9 @@ async fn queries_without_a_place_fail_in_time() {
     assert_eq!(resolver.counters(), counters);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn servers_of_a_policy_are_asked_alone() {
+    let _clock = Clock::hold();
     let operator = TestServer::start(|query, _| with(query, 30, &[a(1)])).await;
     let own = TestServer::at("127.0.0.3:0", |query, _| with(query, 30, &[a(66)])).await;
     let mut resolver = resolver(&operator);

@@ -1,5 +1,6 @@
 //! A DNS server on loopback, by UDP and TCP.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -34,9 +35,14 @@ impl TestServer {
         address: &str,
         behaviour: impl Fn(&Message, Transport) -> Vec<Vec<u8>> + Send + Sync + 'static,
     ) -> Self {
-        let tcp = TcpListener::bind(address).await.unwrap();
+        let (tcp, udp) = loop {
+            let tcp = TcpListener::bind(address).await.unwrap();
+            match UdpSocket::bind(tcp.local_addr().unwrap()).await {
+                Ok(udp) => break (tcp, udp),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}"),
+            }
+        };
         let address = tcp.local_addr().unwrap();
-        let udp = UdpSocket::bind(address).await.unwrap();
         let queries = Arc::new(Mutex::new(Vec::new()));
         let received = Arc::new(Notify::new());
         let behaviour: Arc<Behaviour> = Arc::new(behaviour);

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -397,11 +398,16 @@ def counted() -> dict[str, int]:
 
 
 @contextmanager
-def named(number: int, name: str) -> Iterator[None]:
-    """A failure says how to get there again."""
+def named(service: Service, number: int, name: str) -> Iterator[None]:
+    """A failure says how to get there again, and what the logs have of the sandboxes that it names."""
     try:
         yield
     except BaseException as error:
+        ids = re.findall(r"\bi[0-9a-z]{20}\b", str(error))
+        for part in (*service.servers, *service.nodes):
+            for line in part.log().splitlines():
+                if any(id in line for id in ids):
+                    print(f"{part.log_path.stem}: {line}")
         error.add_note(f"in cycle {number} of {CYCLES} ({name}); again with RINGFENCE_CRASH_SEED={SEED}")
         raise
 
@@ -440,7 +446,7 @@ def test_faults_at_random_moments(service: Service) -> None:
     chosen = chance.sample(names, len(names))
     for number in range(CYCLES):
         name = chosen[number] if number < len(chosen) else chance.choices(names, weights)[0]
-        with named(number, name):
+        with named(service, number, name):
             cycle(service, world, chance, name)
         happened[name] += 1
     for id in list(world.known):

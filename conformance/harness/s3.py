@@ -43,7 +43,7 @@ class Relay:
         self.stalled = threading.Event()
         self.listener = socket.create_server((host, 0))
         self.port = self.listener.getsockname()[1]
-        self.open: set[socket.socket] = set()
+        self.open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -51,30 +51,16 @@ class Relay:
             try:
                 client, _ = self.listener.accept()
             except OSError:
-                if self.listener.fileno() == -1:
-                    return
-                # What the process lacks, such as descriptors, it may have again in a moment.
-                time.sleep(0.02)
-                continue
+                return
             try:
                 server = socket.create_connection(("127.0.0.1", self.to), timeout=5)
                 server.settimeout(None)
             except OSError:
                 client.close()
                 continue
-            threading.Thread(target=self._connected, args=(client, server), daemon=True).start()
-
-    def _connected(self, client: socket.socket, server: socket.socket) -> None:
-        """Relays in both directions until both have ended."""
-        with client, server:
-            with self.lock:
-                self.open |= {client, server}
-            up = threading.Thread(target=self._relay, args=(client, server, "up"), daemon=True)
-            up.start()
-            self._relay(server, client, "down")
-            up.join()
-            with self.lock:
-                self.open -= {client, server}
+            self.open += [client, server]
+            for source, target, way in ((client, server, "up"), (server, client, "down")):
+                threading.Thread(target=self._relay, args=(source, target, way), daemon=True).start()
 
     def _passes(self, way: str, size: int) -> bool:
         with self.lock:
@@ -112,20 +98,9 @@ class Relay:
 
     def close(self) -> None:
         self.go_on()
-        try:
-            # A thread that waits for a connection does not notice that the listener is closed.
-            self.listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self.listener.close()
-        with self.lock:
-            left = list(self.open)
-        for end in left:
-            try:
-                # Its threads end by that, and close it.
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        for end in self.open:
+            end.close()
 
 
 class Gateway:

@@ -22,6 +22,7 @@ pub(super) const ITEMS_MAX: usize = 16_384;
 const ITEMS_PER_SANDBOX: usize = ITEMS_MAX / 4;
 /// Approximate maximum size, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
+
 /// A record to be written.
 #[derive(Debug)]
 pub(super) enum Item {

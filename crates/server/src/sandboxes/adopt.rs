@@ -34,11 +34,6 @@ impl Sandboxes {
     /// Reconciles rows, node and memory when a node is taken over, and returns how many sandboxes were adopted. Everything that
     /// does not run is removed.
     pub(crate) async fn adopt(&self, node: &Arc<ServedNode>) -> Result<usize, AdoptError> {
-        if let Some(parcels) = &self.parcels {
-            // Before any of them can end.
-            let copied = node.rows.sandbox_list_with_key().await?;
-            parcels.known.lock().extend(copied);
-        }
         let rows = node.rows.sandbox_list_live().await?;
         let sealed = node.rows.sandbox_injections_list().await?;
         let injections: BTreeMap<SandboxId, SandboxInjections> = sealed

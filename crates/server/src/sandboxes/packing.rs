@@ -22,13 +22,16 @@ use crate::parcels::{Packing, ParcelError, Parcels};
 /// Shortest and longest pause before a copy is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// How long a request may take to arrive at the blob store that was given up here.
-const ON_ITS_WAY: Duration = Duration::from_secs(5);
-
 impl Sandboxes {
     /// Copies every sandbox of a node that is paused on disk and has no copy of that, or a damaged one, in the background.
     pub(crate) async fn pack_all(self: &Arc<Self>, node: &Arc<ServedNode>) {
-        if self.parcels.is_none() || !node.makes_parcels {
+        let Some(parcels) = &self.parcels else { return };
+        match node.rows.sandbox_list_with_key().await {
+            Ok(ids) => parcels.known.lock().extend(ids),
+            // The next round finds what they leave.
+            Err(error) => tracing::error!(error = %Chain(&error), "cannot list the sandboxes that have copies"),
+        }
+        if !node.makes_parcels {
             return;
         }
         match node.rows.sandbox_list_packed(false).await {
@@ -74,31 +77,11 @@ impl Sandboxes {
                     Some(packing) if packing.again => *packing = Packing::default(),
                     _ => {
                         packing.remove(&id);
-                        break;
+                        return;
                     }
                 }
             }
-            sandboxes.remove_what_came_later(&parcels, &id).await;
         });
-    }
-
-    /// Removes what was on its way to the blob store when a sandbox ended: its other copies were removed then, and this was not
-    /// there yet.
-    async fn remove_what_came_later(&self, parcels: &Parcels, id: &SandboxId) {
-        if self.tracked.registry.get(id).is_some() || !self.work.pause(ON_ITS_WAY).await {
-            return;
-        }
-        match self.store().sandbox_by_id(id).await {
-            Ok(None) => {
-                parcels.known.lock().insert(id.clone());
-                self.remove_parcels(id);
-            }
-            // It is at another server.
-            Ok(Some(_)) => {}
-            Err(error) => self
-                .tracked
-                .store_failed(&error, id, "whether a sandbox has left copies is not known yet"),
-        }
     }
 
     /// Has a copy that was found to be damaged be made again by the node that has the sandbox: at once if that is served here, and

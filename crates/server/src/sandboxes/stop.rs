@@ -103,9 +103,8 @@ impl Sandboxes {
             }
         };
         self.tracked.remove(&turn.node, id);
-        // Without a row of this node, it may have been brought to another one by another server, or was removed by an attempt
-        // whose answer was lost.
-        if deleted.is_some() || matches!(self.store().sandbox_by_id(id).await, Ok(None)) {
+        // Without a row of this node, it may have been brought to another one by another server.
+        if deleted.is_some() {
             self.remove_parcels(id);
         }
         StopOutcome::Gone

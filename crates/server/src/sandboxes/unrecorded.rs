@@ -119,8 +119,7 @@ impl Recording {
 
     /// Takes over the row of a sandbox if it is in doubt, and brings it back to the state that the sandbox has if it had
     /// begun to leave that. Whoever has the turn is the only one to change the row, so what it has beyond the version that
-    /// is known was made here. A row of the known version is looked at, too: it may have been read before, when it could
-    /// not be brought back.
+    /// is known was made here.
     ///
     /// # Errors
     /// When the database fails; the row stays in doubt.
@@ -129,7 +128,7 @@ impl Recording {
             return Ok(());
         }
         let row = self.store.sandbox_by_id(&turn.id).await?;
-        if let Some(row) = row.filter(|row| row.version >= turn.version()) {
+        if let Some(row) = row.filter(|row| row.version > turn.version()) {
             turn.read(&row);
             let state = match turn.state().repair(row.state) {
                 Some(RowChange::Running) => Some(Unrecorded::Running {

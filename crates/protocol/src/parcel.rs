@@ -140,8 +140,8 @@ impl Record {
         if length > most {
             return Err(invalid("a part of a parcel is too long"));
         }
-        let mut content = Vec::new();
-        // It grows with what arrives.
+        // What is longer than a chunk grows with what arrives.
+        let mut content = Vec::with_capacity(length.min(CHUNK_SEALED));
         (&mut *stream).take(length as u64).read_to_end(&mut content).await?;
         if content.len() < length {
             return Err(io::ErrorKind::UnexpectedEof.into());

@@ -412,24 +412,33 @@ impl Parcels {
         progress: Progress,
     ) -> LayerStream {
         let (blobs, id, metrics) = (Arc::clone(&self.blobs), id.clone(), Arc::clone(&self.metrics));
-        let manifest = std::future::ready(Ok(encoded(Record::Manifest(object.sealed.clone()))));
-        let chunks = futures_util::stream::iter(object.chunks.clone()).map(move |chunk| {
-            let (blobs, id, failed) = (Arc::clone(&blobs), id.clone(), Arc::clone(&failed));
-            let metrics = Arc::clone(&metrics);
+        let manifest = std::future::ready(Ok(Record::Manifest(object.sealed.clone())));
+        let fetches = (JoinSet::new(), object.chunks.clone().into_iter());
+        // On tasks: they go on while the node does not read. The node takes chunks in any order.
+        let chunks = futures_util::stream::unfold(fetches, move |(mut fetching, mut wanted)| {
+            for chunk in wanted.by_ref().take(CHUNKS - fetching.len()) {
+                let (blobs, id, metrics) = (Arc::clone(&blobs), id.clone(), Arc::clone(&metrics));
+                fetching.spawn(async move {
+                    let content = fetch(&blobs, &id, &chunk).await?;
+                    metrics.copy_downloaded(content.len() as u64);
+                    Ok(Record::Chunk(chunk, content))
+                });
+            }
+            let failed = Arc::clone(&failed);
             async move {
-                let fetched = fetch(&blobs, &id, &chunk).await;
-                let fetched = fetched.inspect(|content| metrics.copy_downloaded(content.len() as u64));
-                fetched
-                    .map(|content| encoded(Record::Chunk(chunk, content)))
-                    .map_err(|error| {
+                let fetched: Result<Result<Record, BlobError>, _> = fetching.join_next().await?;
+                let record = fetched.map_err(io::Error::other).and_then(|fetched| {
+                    fetched.map_err(|error| {
                         let told = io::Error::other(error.to_string());
                         failed.lock().get_or_insert(error);
                         told
                     })
+                });
+                Some((record, (fetching, wanted)))
             }
         });
         let mut left = object.chunks.len();
-        let records = futures_util::stream::once(manifest).chain(chunks.buffered(CHUNKS));
+        let records = futures_util::stream::once(manifest).chain(chunks);
         let records = records.inspect(move |_| {
             progress.note();
             if left == 0 {
@@ -437,8 +446,15 @@ impl Parcels {
             }
             left = left.saturating_sub(1);
         });
-        let records: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>> = Box::pin(records);
-        LayerStream::new(Records(StreamReader::new(records)))
+        let parts = records.flat_map(|record| {
+            let (head, content) = match record.map(Record::encode) {
+                Ok((head, content)) => (Ok(head.into()), Some(Ok(content))),
+                Err(error) => (Err(error), None),
+            };
+            futures_util::stream::iter([head].into_iter().chain(content))
+        });
+        let parts: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>> = Box::pin(parts);
+        LayerStream::new(Records(StreamReader::new(parts)))
     }
 
     /// Removes all copies of a sandbox that has ended. What is left after a failure is found by the next round.
@@ -466,9 +482,9 @@ async fn fetch(blobs: &Blobs, id: &SandboxId, chunk: &ChunkId) -> Result<Bytes, 
     let name = chunk_name(id, chunk);
     let (size, content) = blobs.get(&name).await?;
     // A longer one is none of ours: the node refuses what is cut here.
-    let mut fetched = Vec::new();
-    let most = protocol::parcel::CHUNK as u64 + 64;
-    let read = content.take(most.min(size)).read_to_end(&mut fetched).await;
+    let most = size.min(protocol::parcel::CHUNK as u64 + 64);
+    let mut fetched = Vec::with_capacity(usize::try_from(most).unwrap_or_default());
+    let read = content.take(most).read_to_end(&mut fetched).await;
     match read {
         Ok(_) => Ok(fetched.into()),
         Err(error) => Err(BlobError::Content {
@@ -476,12 +492,6 @@ async fn fetch(blobs: &Blobs, id: &SandboxId, chunk: &ChunkId) -> Result<Bytes, 
             why: error.to_string(),
         }),
     }
-}
-
-fn encoded(record: Record) -> Bytes {
-    let (mut head, content) = record.encode();
-    head.extend_from_slice(&content);
-    head.into()
 }
 
 /// The bytes of records.

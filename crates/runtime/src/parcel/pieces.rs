@@ -11,7 +11,8 @@ use crate::disk::seek;
 
 /// Zeroes are left out in multiples of this, in bytes: the block of a file system.
 pub(crate) const BLOCK: usize = 4096;
-static ZEROES: [u8; BLOCK] = [0; BLOCK];
+/// A block of zeroes.
+pub(crate) static ZEROES: [u8; BLOCK] = [0; BLOCK];
 
 /// Calls `found` with each piece of a file of this length and where it begins. A piece lies between two multiples of [`CHUNK`],
 /// and begins and ends with a block that is not zero.

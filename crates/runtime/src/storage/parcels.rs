@@ -22,7 +22,7 @@ use crate::base::packages_of;
 use crate::checkpoint::{About, sums};
 use crate::parcel::keys::ParcelKeys;
 use crate::parcel::manifest::{CheckpointFile, Content, Destination, Manifest, Piece, Pieces, SMALL, is_name};
-use crate::parcel::pieces::{self, BLOCK};
+use crate::parcel::pieces::{self, BLOCK, ZEROES};
 use crate::stored::{LayerError, PackParcel, UnpackParcel, Unpacked};
 use crate::{disk, kept, usage};
 
@@ -214,7 +214,7 @@ impl Unpacking<'_> {
             let Record::Chunk(chunk, sealed) = (self.next)()? else {
                 return Err(damaged("chunks are missing"));
             };
-            let content = self.keys.open_chunk(&chunk, &sealed);
+            let content = self.keys.open_chunk(&chunk, sealed);
             let content = content.ok_or_else(|| damaged(format_args!("chunk {chunk} is not what was stored")))?;
             // One of a checkpoint that is not wanted goes nowhere.
             for place in places.remove(&chunk).unwrap_or_default() {
@@ -264,14 +264,20 @@ impl Unpacking<'_> {
     }
 }
 
-/// Writes content into a new file, without the blocks of zeroes, which take no space there.
+/// Writes content into a new file, without the blocks of zeroes, which take no space there. Blocks that follow each other are one
+/// write: each write costs the file system as much as the copy of some blocks.
 fn write_but_zeroes(file: &File, content: &[u8], at: u64) -> io::Result<()> {
-    let mut at = at;
-    for block in content.chunks(BLOCK) {
-        if block.iter().any(|byte| *byte != 0) {
-            file.write_all_at(block, at)?;
-        }
-        at += block.len() as u64;
+    let is_zero = |block: &&[u8]| **block == ZEROES[..block.len()];
+    let mut blocks = content.chunks(BLOCK).peekable();
+    let mut begin = 0;
+    while begin < content.len() {
+        let holes: usize = std::iter::from_fn(|| blocks.next_if(is_zero)).map(<[u8]>::len).sum();
+        let from = begin + holes;
+        let used: usize = std::iter::from_fn(|| blocks.next_if(|block| !is_zero(block)))
+            .map(<[u8]>::len)
+            .sum();
+        begin = from + used;
+        file.write_all_at(&content[from..begin], at + from as u64)?;
     }
     Ok(())
 }

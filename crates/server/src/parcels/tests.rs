@@ -44,7 +44,8 @@ fn team(number: u8) -> Payer {
 }
 
 async fn send(to: &mut DuplexStream, record: Record) {
-    to.write_all(&encoded(record)).await.unwrap();
+    let (head, content) = record.encode();
+    to.write_all(&[&head[..], &content].concat()).await.unwrap();
 }
 
 #[tokio::test]

@@ -391,3 +391,62 @@ def test_a_copy_that_was_changed_is_refused_and_outlives_a_node_that_is_forgotte
     for name in ("link.json", "node.json"):
         (lost.node_dir / name).unlink(missing_ok=True)
     lost.join(server(service))
+
+
+def memories(gateway: Gateway) -> list[Path]:
+    return [Path(folder) / name for folder, _, names in os.walk(gateway.objects / "memories") for name in names]
+
+
+def memories_of(node: Node) -> list[str]:
+    return [path.name for path in (node.node_dir / "memories").iterdir()]
+
+
+def test_a_snapshot_goes_on_with_its_processes_on_another_node(service: Service, gateway: Gateway) -> None:
+    """Its memory is fetched once by the node that lacks it, and is nowhere once the snapshot is deleted."""
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    snapshot = sandbox.create_snapshot()
+    until(lambda: any(path.suffix == ".manifest" for path in memories(gateway)), "its memory is in the bucket", 60)
+    for path in memories(gateway):
+        assert b"RINGFENCE" not in path.read_bytes() and hash_before[:32].encode() not in path.read_bytes()
+    owner = place_of(service, sandbox.sandbox_id)
+    sandbox.kill()
+    assert len(memories_of(owner)) == 1 and not memories_of(other(service, owner))
+    kill(owner)
+    until(lambda: len(server(service).serves()) == 1, "the node is lost")
+    fetched = metric('copy_downloads_total{outcome="complete"}')
+    first, second = (Sandbox.create(snapshot.snapshot_id, timeout=600) for _ in range(2))
+    for child in (first, second):
+        assert place_of(service, child.sandbox_id) is other(service, owner)
+        goes_on(child, before, hash_before)
+    assert metric('copy_downloads_total{outcome="complete"}') == fetched + 1
+    assert len(memories_of(other(service, owner))) == 1
+    first.kill(), second.kill()
+    launch(service)
+    assert Sandbox.delete_snapshot(snapshot.snapshot_id)
+    until(lambda: not memories(gateway), lambda: f"nothing is left in the bucket: {memories(gateway)}", 60)
+    for node in service.nodes:
+        until(lambda node=node: not memories_of(node), "no node has its memory")
+
+
+def test_a_snapshot_whose_copy_is_damaged_starts_from_files_and_is_copied_again(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    snapshot = sandbox.create_snapshot()
+    until(lambda: any(path.suffix == ".manifest" for path in memories(gateway)), "its memory is in the bucket", 60)
+    owner = place_of(service, sandbox.sandbox_id)
+    sandbox.kill()
+    largest = max(memories(gateway), key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    largest.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    kill(owner)
+    until(lambda: len(server(service).serves()) == 1, "the node is lost")
+    child = Sandbox.create(snapshot.snapshot_id, timeout=600)
+    assert child.commands.run("md5sum ~/random").stdout == hash_before
+    assert child.commands.run("kill -0 $(cat /tmp/pid) 2>/dev/null || echo gone").stdout == "gone\n"
+    assert not memories_of(other(service, owner))
+    child.kill()
+    # The node that has the memory is back, and makes another copy.
+    launch(service)
+    until(lambda: any(path.suffix == ".manifest" for path in memories(gateway)), "it is copied again", 60)
+    assert Sandbox.delete_snapshot(snapshot.snapshot_id)
+    until(lambda: not memories(gateway), "nothing is left in the bucket", 60)

@@ -27,6 +27,6 @@ mod settings;
 mod store;
 
 pub use error::BlobError;
-pub use name::Name;
+pub use name::{CopyOf, Name};
 pub use settings::S3Settings;
 pub use store::{Blobs, CONNECT, Claim, Content, OBJECT_MAX, Object, PART, RETRIES, STALL};

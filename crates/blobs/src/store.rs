@@ -3,13 +3,14 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::{Stream, StreamExt as _, TryStreamExt as _};
-use model::id::SandboxId;
+use model::id::{BuildId, SandboxId};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::multipart::{MultipartStore as _, PartId};
 use object_store::path::Path;
@@ -20,7 +21,7 @@ use tokio_util::io::StreamReader;
 
 use crate::error::BlobError;
 use crate::journal::{Entry, Journal};
-use crate::name::Name;
+use crate::name::{CopyOf, Name};
 use crate::settings::S3Settings;
 
 /// Size of a part of an upload, in bytes. Smaller content is one request.
@@ -380,26 +381,37 @@ impl Blobs {
     /// # Errors
     /// When the store fails.
     pub async fn sandboxes(&self) -> Result<Vec<SandboxId>, BlobError> {
-        let path = self.path(Name::FOLDER_OF_COPIES);
-        let listed = self.inner.store.list_with_delimiter(Some(&path)).await;
-        let listed = listed.map_err(|error| self.inner.failed(Name::FOLDER_OF_COPIES, &error))?;
+        self.folders(Name::FOLDER_OF_SANDBOXES).await
+    }
+
+    /// Every build whose memory has objects of copies, as [`Self::sandboxes`].
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn memories(&self) -> Result<Vec<BuildId>, BlobError> {
+        self.folders(Name::FOLDER_OF_MEMORIES).await
+    }
+
+    async fn folders<T: FromStr>(&self, folder: &str) -> Result<Vec<T>, BlobError> {
+        let listed = self.inner.store.list_with_delimiter(Some(&self.path(folder))).await;
+        let listed = listed.map_err(|error| self.inner.failed(folder, &error))?;
         let folders = listed.common_prefixes.iter();
         Ok(folders.filter_map(|folder| folder.filename()?.parse().ok()).collect())
     }
 
-    /// Every object of copies of a sandbox.
-    pub fn list_of<'a>(&'a self, id: &SandboxId) -> impl Stream<Item = Result<(Name, Object), BlobError>> + Send + 'a {
-        let folder = Name::folder_of(id);
+    /// Every object of copies of this.
+    pub fn list_of<'a>(&'a self, of: &CopyOf) -> impl Stream<Item = Result<(Name, Object), BlobError>> + Send + 'a {
+        let folder = of.folder();
         let found = self.inner.store.list(Some(&self.path(&folder)));
         found.filter_map(move |meta| std::future::ready(self.listed(&folder, meta)))
     }
 
-    /// Deletes every object of copies of a sandbox, as the bucket tells them, and returns how many. What is stored meanwhile may stay.
+    /// Deletes every object of copies of this, as the bucket tells them, and returns how many. What is stored meanwhile may stay.
     ///
     /// # Errors
     /// When the store fails. Some may be deleted then.
-    pub async fn delete_of(&self, id: &SandboxId) -> Result<usize, BlobError> {
-        let (mut objects, mut deleted) = (Box::pin(self.list_of(id)), 0);
+    pub async fn delete_of(&self, of: &CopyOf) -> Result<usize, BlobError> {
+        let (mut objects, mut deleted) = (Box::pin(self.list_of(of)), 0);
         while let Some(object) = objects.next().await {
             self.delete(&object?.0).await?;
             deleted += 1;

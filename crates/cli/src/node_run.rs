@@ -87,6 +87,7 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
             is_limited: node.is_limited(),
             keeps_deadlines: true,
             makes_parcels: true,
+            copies_memories: true,
         },
         ..link::hello(node_identity::host_name(), version::text().to_owned())
     };

@@ -5,8 +5,8 @@ use std::time::Duration;
 use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::network::EgressPolicy;
 use protocol::node::{
-    ClaimSandbox, ForkSandbox, NodeDeadline, PackSandbox, PauseSandbox, PermitRequest, ResumeSandbox, StartSandbox,
-    UnpackSandbox, Wanted,
+    ClaimSandbox, ForkSandbox, NodeDeadline, PackMemory, PackSandbox, PauseSandbox, PermitRequest, ResumeSandbox,
+    StartSandbox, UnpackMemory, UnpackSandbox, Wanted,
 };
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,9 @@ pub(crate) enum Call {
     /// Nodes that do not say so in their hello do not know it, and [`Self::UnpackSandbox`].
     PackSandbox(Box<PackSandbox>),
     UnpackSandbox(Box<UnpackSandbox>),
+    /// Nodes that do not say so in their hello do not know it, and [`Self::UnpackMemory`].
+    PackMemory(Box<PackMemory>),
+    UnpackMemory(Box<UnpackMemory>),
     BaseVersion,
     Dial(SandboxId, u16),
     SetEgress(SandboxId, EgressPolicy),
@@ -89,6 +92,8 @@ impl Call {
             | Self::ImportLayer(..)
             | Self::PackSandbox(_)
             | Self::UnpackSandbox(_)
+            | Self::PackMemory(_)
+            | Self::UnpackMemory(_)
             | Self::Reconcile(_) => LONG,
         }
     }

@@ -63,6 +63,9 @@ pub struct Capabilities {
     /// Whether it makes parcels of paused sandboxes, and sandboxes of parcels.
     #[serde(default)]
     pub makes_parcels: bool,
+    /// Whether it makes parcels of the memory of snapshots, and memory of parcels.
+    #[serde(default)]
+    pub copies_memories: bool,
 }
 
 /// The answer of a server.
@@ -162,6 +165,7 @@ mod tests {
         assert_eq!(hello.session, None);
         // One that does not say so is not asked for parcels.
         assert!(!hello.capabilities.makes_parcels);
+        assert!(!hello.capabilities.copies_memories);
         assert_eq!(level(&hello.levels), Ok(1));
         let refusal = level(&[3, 2]).unwrap_err();
         assert!(refusal.is_lasting && refusal.reason.contains("[3, 2]"), "{refusal}");

@@ -21,9 +21,9 @@ use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ExpiredSandbox, Failure,
     ForkSandbox, FrozenSandbox, HostReport, LayerInfo, LayerStream, MemoryInfo, NoCapacity, NodeApi, NodeDeadline,
-    NodeError, NodeEvent, NodeEvents, NodeFuture, PackSandbox, PauseSandbox, PausedSandbox, PermitRequest,
-    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, UnpackSandbox,
-    UnpackedSandbox, Wanted,
+    NodeError, NodeEvent, NodeEvents, NodeFuture, PackMemory, PackSandbox, PauseSandbox, PausedSandbox, PermitRequest,
+    ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, StartSandbox, StartedSandbox, UnpackMemory,
+    UnpackSandbox, UnpackedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use serde::de::DeserializeOwned;
@@ -458,6 +458,24 @@ impl NodeApi for RemoteNode {
     ) -> NodeFuture<'_, Result<UnpackedSandbox, NodeError>> {
         Box::pin(async move {
             let unpacked = self.import(&Call::UnpackSandbox(Box::new(request)), parcel).await;
+            unpacked.map_err(|error| unreachable(&error))?
+        })
+    }
+
+    fn pack_memory(&self, request: PackMemory) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(async move {
+            let packed = self.export(&Call::PackMemory(Box::new(request))).await;
+            packed.map_err(|error| unreachable(&error))?
+        })
+    }
+
+    fn unpack_memory(
+        &self,
+        request: UnpackMemory,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<MemoryInfo, NodeError>> {
+        Box::pin(async move {
+            let unpacked = self.import(&Call::UnpackMemory(Box::new(request)), parcel).await;
             unpacked.map_err(|error| unreachable(&error))?
         })
     }

@@ -135,6 +135,12 @@ async fn answer(node: &dyn NodeApi, mut body: RecvStream, respond: SendResponse<
             let unpacked = node.unpack_sandbox(*request, LayerStream::new(parcel)).await;
             end(answers, &unpacked).await
         }
+        Call::PackMemory(request) => export(node.pack_memory(*request).await, caller).await,
+        Call::UnpackMemory(request) => {
+            let (parcel, answers) = tokio::io::split(caller.into_stream()?);
+            let unpacked = node.unpack_memory(*request, LayerStream::new(parcel)).await;
+            end(answers, &unpacked).await
+        }
         Call::BaseVersion => caller.finish(&node.base_version().await).await,
         Call::Dial(id, port) => match node.dial(&id, port).await {
             Ok(guest) => {

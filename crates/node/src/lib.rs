@@ -56,9 +56,9 @@ use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ExpiredSandbox,
     ForkSandbox, FrozenSandbox, HostCapacity, HostLoad, HostReport, LayerInfo, LayerStream, LiveSandbox, MemoryInfo,
-    NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvents, NodeFuture, PackSandbox, PauseSandbox, PausedSandbox,
-    PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox,
-    Traffic, UnpackSandbox, UnpackedSandbox, Wanted,
+    NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvents, NodeFuture, PackMemory, PackSandbox, PauseSandbox,
+    PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox,
+    StartedSandbox, Traffic, UnpackMemory, UnpackSandbox, UnpackedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -551,6 +551,22 @@ impl NodeApi for Node {
         Box::pin(async move {
             // A task of its own: a caller that is dropped leaves nothing half unpacked.
             let unpacking = parcel::unpack(Arc::clone(&self.shared), self.tasks.clone(), request, parcel);
+            self.tasks.spawn(unpacking).await.map_err(failed)?
+        })
+    }
+
+    fn pack_memory(&self, request: PackMemory) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(parcel::pack_memory(&self.shared, &self.tasks, request))
+    }
+
+    fn unpack_memory(
+        &self,
+        request: UnpackMemory,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<MemoryInfo, NodeError>> {
+        Box::pin(async move {
+            // As above.
+            let unpacking = parcel::unpack_memory(Arc::clone(&self.shared), request, parcel);
             self.tasks.spawn(unpacking).await.map_err(failed)?
         })
     }

@@ -90,7 +90,7 @@ pub(crate) async fn copy(
 }
 
 /// An id that no sandbox has, nor will have.
-fn random_id() -> io::Result<SandboxId> {
+pub(crate) fn random_id() -> io::Result<SandboxId> {
     let mut random = [0; 20];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     Ok(SandboxId::from_random(&random))

@@ -1,4 +1,5 @@
-//! Parcels of paused sandboxes: made for a blob store after a pause, and unpacked for a resume on this node.
+//! Parcels of paused sandboxes, and of the memory of snapshots: made for a blob store, and unpacked for a resume or a start on this
+//! node.
 //!
 //! Packing holds nothing: a resume or a removal does not wait for it, and it ends at the next chunk. What it has sent by then is
 //! never used, because the manifest comes last.
@@ -9,17 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use model::id::SandboxId;
-use protocol::node::{LayerStream, NodeError, PackSandbox, UnpackSandbox, UnpackedSandbox};
+use protocol::node::{
+    LayerStream, MemoryInfo, NodeError, PackMemory, PackSandbox, UnpackMemory, UnpackSandbox, UnpackedSandbox,
+};
 use protocol::parcel::Record;
-use runtime::stored::{LayerError, PackParcel, UnpackParcel};
+use runtime::stored::{Fork, LayerError, MemoryParcel, PackParcel, UnpackParcel};
 use tokio::io::AsyncWriteExt as _;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::task::TaskTracker;
 
-use crate::pause;
 use crate::shared::Shared;
 use crate::start::random_disk;
 use crate::work::{blocking, failed, layer_error};
+use crate::{memory, pause};
 
 /// Records that are ready and not sent, or have arrived and are not written.
 const AHEAD: usize = 2;
@@ -62,29 +65,71 @@ pub(crate) async fn pack(
         key,
         known: known.into_iter().collect(),
     };
-    let (send, mut records) = mpsc::channel::<Record>(AHEAD);
-    let packing = {
+    let is_current = {
         let shared = Arc::clone(shared);
-        blocking(move || {
-            let is_current = || {
-                let is_kept = shared.kept.get(&packed.id).is_some_and(|now| Arc::ptr_eq(&now, &kept));
-                is_kept && kept.changes.load(Ordering::SeqCst) == changes && !shared.stop.is_cancelled()
-            };
-            let mut send = |record| {
-                send.blocking_send(record)
-                    .map_err(|_| io::ErrorKind::Interrupted.into())
-            };
-            let made = shared.driver.storage().pack_parcel(&packed, &is_current, &mut send);
-            // Its files go with it.
-            made.map_err(|error| {
-                if is_current() {
-                    error
-                } else {
-                    io::ErrorKind::Interrupted.into()
-                }
-            })
-        })
+        move || {
+            let is_kept = shared.kept.get(&id).is_some_and(|now| Arc::ptr_eq(&now, &kept));
+            is_kept && kept.changes.load(Ordering::SeqCst) == changes && !shared.stop.is_cancelled()
+        }
     };
+    let what = format!("paused sandbox {}", packed.id);
+    let driver = Arc::clone(&shared.driver);
+    Ok(send_parcel(tasks, turn, what, move |send| {
+        let made = driver.storage().pack_parcel(&packed, &is_current, send);
+        // Its files go with it.
+        made.map_err(|error| {
+            if is_current() {
+                error
+            } else {
+                io::ErrorKind::Interrupted.into()
+            }
+        })
+    }))
+}
+
+/// Begins to make a parcel of the memory of a snapshot. It ends when the stream is dropped.
+pub(crate) async fn pack_memory(
+    shared: &Arc<Shared>,
+    tasks: &TaskTracker,
+    request: PackMemory,
+) -> Result<LayerStream, NodeError> {
+    let PackMemory {
+        build,
+        parcel,
+        key,
+        known,
+    } = request;
+    let turn = Arc::clone(&shared.parcels.packing)
+        .acquire_owned()
+        .await
+        .map_err(failed)?;
+    let has_it = memory::list(shared).await?.iter().any(|memory| memory.build == build);
+    if !has_it {
+        return Err(NodeError::Unavailable(format!(
+            "the memory of snapshot {build} is not on this node"
+        )));
+    }
+    let (known, what) = (known.into_iter().collect(), format!("memory of snapshot {build}"));
+    let of = MemoryParcel { build, parcel, key };
+    let shared = Arc::clone(shared);
+    Ok(send_parcel(tasks, turn, what, move |send| {
+        let is_current = || !shared.stop.is_cancelled();
+        shared.driver.storage().pack_memory(&of, &known, &is_current, send)
+    }))
+}
+
+/// Sends the records that `pack` makes on a thread, in a turn.
+fn send_parcel<F>(tasks: &TaskTracker, turn: OwnedSemaphorePermit, what: String, pack: F) -> LayerStream
+where
+    F: FnOnce(&mut dyn FnMut(Record) -> io::Result<()>) -> io::Result<()> + Send + 'static,
+{
+    let (send, mut records) = mpsc::channel::<Record>(AHEAD);
+    let packing = blocking(move || {
+        pack(&mut |record| {
+            send.blocking_send(record)
+                .map_err(|_| io::ErrorKind::Interrupted.into())
+        })
+    });
     let (mut to, stream) = tokio::io::duplex(BUFFER);
     let sending = async move {
         while let Some(record) = records.recv().await {
@@ -100,12 +145,12 @@ pub(crate) async fn pack(
         match packed.and_then(|packed| packed) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                tracing::debug!(sandbox.id = %id, "a paused sandbox is copied no further");
+                tracing::debug!("the {what} is copied no further")
             }
-            Err(error) => tracing::error!(sandbox.id = %id, "cannot copy a paused sandbox: {error}"),
+            Err(error) => tracing::error!("cannot copy the {what}: {error}"),
         }
     });
-    Ok(LayerStream::new(stream))
+    LayerStream::new(stream)
 }
 
 /// Makes a kept sandbox of a parcel.
@@ -113,7 +158,7 @@ pub(crate) async fn unpack(
     shared: Arc<Shared>,
     tasks: TaskTracker,
     request: UnpackSandbox,
-    mut stream: LayerStream,
+    stream: LayerStream,
 ) -> Result<UnpackedSandbox, NodeError> {
     let UnpackSandbox {
         id,
@@ -146,6 +191,61 @@ pub(crate) async fn unpack(
         with_processes,
         keep_free_bytes: shared.keep_free_bytes(),
     };
+    let driver = Arc::clone(&shared.driver);
+    let unpacked = receive_parcel(stream, move |next| {
+        let obstacle = |checkpoint: &Path| driver.obstacle(checkpoint);
+        driver.storage().unpack_parcel(&unpacked, &obstacle, next)
+    });
+    let unpacked = unpacked.await?;
+    shared.kept.insert(id, disk);
+    Ok(UnpackedSandbox {
+        kept: unpacked.kept,
+        disk_bytes: unpacked.bytes,
+        without_processes: unpacked.without_processes,
+    })
+}
+
+/// Keeps the memory of a snapshot that a parcel has.
+pub(crate) async fn unpack_memory(
+    shared: Arc<Shared>,
+    request: UnpackMemory,
+    stream: LayerStream,
+) -> Result<MemoryInfo, NodeError> {
+    let UnpackMemory { build, parcel, key } = request;
+    if let Some(memory) = memory::list(&shared)
+        .await?
+        .into_iter()
+        .find(|memory| memory.build == build)
+    {
+        return Ok(memory);
+    }
+    let _turn = shared.parcels.unpacking.acquire().await.map_err(failed)?;
+    let to = Fork {
+        id: memory::random_id().map_err(failed)?,
+        disk: random_disk().map_err(failed)?,
+        keep_free_bytes: shared.keep_free_bytes(),
+    };
+    let of = MemoryParcel {
+        build: build.clone(),
+        parcel,
+        key,
+    };
+    let driver = Arc::clone(&shared.driver);
+    let unpacked = receive_parcel(stream, move |next| {
+        let obstacle = |checkpoint: &Path| driver.obstacle(checkpoint);
+        driver.storage().unpack_memory(&of, &to, &obstacle, next)
+    });
+    let bytes = unpacked.await?.map_err(NodeError::Unsupported)?;
+    shared.memories.forget_failures(&build);
+    Ok(MemoryInfo { build, bytes })
+}
+
+/// Calls `unpack` on a thread, which takes the records of a stream.
+async fn receive_parcel<T, F>(mut stream: LayerStream, unpack: F) -> Result<T, NodeError>
+where
+    T: Send + 'static,
+    F: FnOnce(&mut dyn FnMut() -> io::Result<Record>) -> Result<T, LayerError> + Send + 'static,
+{
     let (send, mut records) = mpsc::channel::<io::Result<Record>>(AHEAD);
     let reading = async move {
         loop {
@@ -157,35 +257,22 @@ pub(crate) async fn unpack(
             }
         }
     };
-    let unpacking = {
-        let driver = Arc::clone(&shared.driver);
-        blocking(move || {
-            let obstacle = |checkpoint: &Path| driver.obstacle(checkpoint);
-            let mut next = || {
-                let ended = || Err(io::ErrorKind::UnexpectedEof.into());
-                records.blocking_recv().unwrap_or_else(ended)
-            };
-            driver.storage().unpack_parcel(&unpacked, &obstacle, &mut next)
+    let unpacking = blocking(move || {
+        unpack(&mut || {
+            let ended = || Err(io::ErrorKind::UnexpectedEof.into());
+            records.blocking_recv().unwrap_or_else(ended)
         })
-    };
+    });
     tokio::pin!(reading, unpacking);
     let unpacked = tokio::select! {
         unpacked = &mut unpacking => unpacked,
         () = &mut reading => unpacking.await,
     };
-    let unpacked = match unpacked.map_err(failed)? {
-        Ok(unpacked) => unpacked,
+    match unpacked.map_err(failed)? {
+        Ok(unpacked) => Ok(unpacked),
         Err(LayerError::Failed(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(NodeError::Unavailable(
-                "the copy of the sandbox was cut on its way".to_owned(),
-            ));
+            Err(NodeError::Unavailable("the copy was cut on its way".to_owned()))
         }
-        Err(error) => return Err(layer_error(error)),
-    };
-    shared.kept.insert(id, disk);
-    Ok(UnpackedSandbox {
-        kept: unpacked.kept,
-        disk_bytes: unpacked.bytes,
-        without_processes: unpacked.without_processes,
-    })
+        Err(error) => Err(layer_error(error)),
+    }
 }

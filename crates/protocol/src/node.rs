@@ -17,6 +17,7 @@ mod stream;
 mod traffic;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -288,6 +289,30 @@ pub struct UnpackedSandbox {
     pub without_processes: Option<String>,
 }
 
+/// The memory of a snapshot of which a parcel is made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PackMemory {
+    /// The build of the snapshot.
+    pub build: BuildId,
+    /// The parcel, as in [`PackSandbox::parcel`].
+    pub parcel: String,
+    /// The key of the parcels of the memory, as in [`PackSandbox::key`].
+    pub key: Secret,
+    /// The chunks that need not be sent.
+    pub known: Vec<ChunkId>,
+}
+
+/// A parcel of which the memory of a snapshot is made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct UnpackMemory {
+    /// The build of the snapshot.
+    pub build: BuildId,
+    /// The parcel.
+    pub parcel: String,
+    /// The key of the parcels of the memory, as in [`PackSandbox::key`].
+    pub key: Secret,
+}
+
 /// What the node needs to start a sandbox whose processes are not in memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Boot {
@@ -553,6 +578,25 @@ pub trait NodeApi: Send + Sync + 'static {
     /// Succeeds when there is none.
     fn remove_memory<'a>(&'a self, build: &'a BuildId) -> NodeFuture<'a, Result<(), NodeError>>;
 
+    /// Makes a parcel of the memory of a snapshot. The stream is that of [`Self::pack_sandbox`], and it is cut if the memory is
+    /// removed meanwhile, which does not wait for it. [`NodeError::Unavailable`] when the node does not have the memory. Only nodes
+    /// that say so can do it.
+    fn pack_memory(&self, request: PackMemory) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(std::future::ready(Err(no_parcels(&request.build))))
+    }
+
+    /// Keeps the memory of a snapshot that a parcel has, which survives a power cut when this returns. Succeeds at once when the node
+    /// has it. The stream is untrusted as in [`Self::unpack_sandbox`], with the same errors; [`NodeError::Unsupported`] when its
+    /// processes cannot be restored on this host, with the reason for the client.
+    fn unpack_memory(
+        &self,
+        request: UnpackMemory,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<MemoryInfo, NodeError>> {
+        drop(parcel);
+        Box::pin(std::future::ready(Err(no_parcels(&request.build))))
+    }
+
     /// Lists the layers on the node, in the order of their ids.
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>>;
 
@@ -622,6 +666,6 @@ pub trait NodeApi: Send + Sync + 'static {
     fn egress_counters(&self) -> NodeFuture<'_, Result<EgressCounters, NodeError>>;
 }
 
-fn no_parcels(id: &SandboxId) -> NodeError {
-    NodeError::Unsupported(format!("this node makes no copies for the blob store, such as of {id}"))
+fn no_parcels(of: &dyn fmt::Display) -> NodeError {
+    NodeError::Unsupported(format!("this node makes no copies for the blob store, such as of {of}"))
 }

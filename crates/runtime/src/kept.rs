@@ -29,7 +29,7 @@ use crate::stored::KeptDisk;
 const DIRECTORY: &str = "kept";
 const SAVED: &str = "saved";
 const BASE: &str = "base";
-const MOVED: &str = "moved";
+pub(crate) const MOVED: &str = "moved";
 const CHECKPOINT: &str = "image";
 const UNFINISHED_CHECKPOINT: &str = "image.new";
 const REMOVED: &str = "removed.";

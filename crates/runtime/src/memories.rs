@@ -3,6 +3,7 @@
 //! ```text
 //!   memories/<build>.<disk>/image   its checkpoint
 //!   memories/<build>.<disk>/base    the version of `base` below its files, if it has one
+//!   memories/<build>.<disk>/moved   it comes from another node
 //!   memories/removed.<disk>         is about to be removed
 //!   disks/<disk>.img, .rootfs       the disk, as that of a sandbox
 //! ```
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use model::id::{BuildId, DiskId};
 
 use crate::files::if_there;
-use crate::kept::sync;
+use crate::kept::{MOVED, sync};
 
 const DIRECTORY: &str = "memories";
 const CHECKPOINT: &str = "image";
@@ -53,6 +54,11 @@ impl Memory {
     /// The version of `base` that its files lie above.
     pub(crate) fn base(&self) -> Option<String> {
         fs::read_to_string(self.path.join(BASE)).ok()
+    }
+
+    /// Whether its disk comes from another node, so each copy of it has to be made ready for this one.
+    pub(crate) fn is_moved(&self) -> bool {
+        self.path.join(MOVED).exists()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 
-use model::id::{DiskId, LayerId, SandboxId};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
 use model::lifecycle::Kept;
 use model::secret::Secret;
 use protocol::parcel::ChunkId;
@@ -94,6 +94,17 @@ pub struct UnpackParcel {
     pub with_processes: bool,
     /// Space on the file system of the data directory that has to stay free, in bytes.
     pub keep_free_bytes: u64,
+}
+
+/// A parcel of the memory of a snapshot.
+#[derive(Debug, Clone)]
+pub struct MemoryParcel {
+    /// The build of the snapshot.
+    pub build: BuildId,
+    /// The parcel.
+    pub parcel: String,
+    /// The key of the parcels of the memory.
+    pub key: Secret,
 }
 
 /// What was made of a parcel.

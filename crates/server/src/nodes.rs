@@ -10,6 +10,7 @@
 pub(crate) mod all;
 pub(crate) mod draining;
 pub(crate) mod keeper;
+mod memories;
 pub(crate) mod placement;
 pub(crate) mod room;
 
@@ -27,6 +28,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+pub(crate) use self::memories::NodeMemories;
 use self::placement::{Placement, Sent, Told, report_of};
 use self::room::Room;
 use crate::admission::capacity::CapacityPermit;
@@ -66,6 +68,9 @@ pub(crate) struct ServedNode {
     pub(crate) keeps_deadlines: bool,
     /// Whether it makes parcels of paused sandboxes, and sandboxes of parcels.
     pub(crate) makes_parcels: bool,
+    /// Whether it makes parcels of the memory of snapshots, and memory of parcels.
+    pub(crate) copies_memories: bool,
+    pub(crate) memories: NodeMemories,
     /// Sandboxes that have left it, of which it has something still.
     pub(crate) left: Mutex<HashSet<SandboxId>>,
     /// Paused sandboxes of its rows of which it has nothing, and the blob store a copy.
@@ -139,7 +144,7 @@ impl ServedNode {
         layers.iter().filter(|layer| !holdings.layers.contains(*layer)).count()
     }
 
-    fn has_memory(&self, build: &BuildId) -> bool {
+    pub(crate) fn has_memory(&self, build: &BuildId) -> bool {
         self.holdings.lock().memories.contains(build)
     }
 

@@ -9,6 +9,8 @@
 //! The node encrypts and decrypts under a key of the sandbox that this server makes, keeps sealed in the row, and gives to a node
 //! in the call alone. What is moved here is opaque, and an object that was changed is refused by the node ([`protocol::parcel`]).
 //!
+//! The memory of a snapshot is copied in the same way (`sandboxes::memories`), once: it never changes.
+//!
 //! A copy counts only while the row says that it is of the current pause. All objects of a sandbox lie in one folder, so that they
 //! can be removed without anything that says which there are.
 
@@ -22,13 +24,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use blobs::{BlobError, Blobs, Name};
+use blobs::{BlobError, Blobs, CopyOf, Name};
 use bytes::Bytes;
 use futures_util::stream::{Stream, StreamExt as _};
 use model::id::{OwnerId, SandboxId};
 use model::secret::Secret;
 use parking_lot::Mutex;
-use protocol::node::{Image, LayerStream, NodeError, PackSandbox, UnpackSandbox, UnpackedSandbox};
+use protocol::node::{Image, LayerStream, NodeError, NodeFuture, PackSandbox, UnpackSandbox, UnpackedSandbox};
 use protocol::parcel::{ChunkId, ManifestObject, Record};
 use store::error::StoreError;
 use store::keys::SealedSecret;
@@ -145,12 +147,24 @@ impl fmt::Debug for Parcels {
     }
 }
 
-fn owner_of_key(id: &SandboxId) -> String {
-    format!("sandbox-parcels/{id}")
+fn owner_of_key(of: &CopyOf) -> String {
+    match of {
+        CopyOf::Sandbox(id) => format!("sandbox-parcels/{id}"),
+        CopyOf::Memory(build) => format!("memory-parcels/{build}"),
+    }
 }
 
-fn chunk_name(id: &SandboxId, chunk: &ChunkId) -> Name {
-    Name::Chunk(id.clone(), chunk.to_string())
+fn chunk_name(of: &CopyOf, chunk: &ChunkId) -> Name {
+    Name::Chunk(of.clone(), chunk.to_string())
+}
+
+/// A copy that was stored, and counts once whoever has made it says so.
+pub(crate) struct Stored {
+    manifest: Name,
+    /// Objects that earlier attempts or copies have left.
+    unused: Vec<Name>,
+    /// How much was sent, in bytes.
+    sent: u64,
 }
 
 impl Parcels {
@@ -221,25 +235,28 @@ impl Parcels {
     /// The key of a row.
     ///
     /// # Errors
-    /// When it was sealed with another key, or for another sandbox.
-    pub(crate) fn open_key(&self, id: &SandboxId, sealed: &SealedSecret) -> Result<Secret, SealError> {
-        Ok(Secret::new(self.sealer.open(&owner_of_key(id), sealed.as_str())?))
+    /// When it was sealed with another key, or for something else.
+    pub(crate) fn open_key(&self, of: &CopyOf, sealed: &SealedSecret) -> Result<Secret, SealError> {
+        Ok(Secret::new(self.sealer.open(&owner_of_key(of), sealed.as_str())?))
     }
 
-    async fn key_of(&self, node: &ServedNode, id: &SandboxId) -> Result<Secret, ParcelError> {
+    /// A random key, sealed.
+    ///
+    /// # Errors
+    /// When the kernel has no random bytes.
+    pub(crate) fn new_key(&self, of: &CopyOf) -> Result<SealedSecret, SealError> {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(|_| SealError::Random)?;
-        let sealed = SealedSecret::new(self.sealer.seal(&owner_of_key(id), &hex::encode(key))?);
-        let stored = node.rows.sandbox_parcel_key(id, &sealed).await?;
-        let stored = stored.ok_or_else(|| NodeError::NotFound(id.clone()))?;
-        Ok(self.open_key(id, &stored)?)
+        Ok(SealedSecret::new(
+            self.sealer.seal(&owner_of_key(of), &hex::encode(key))?,
+        ))
     }
 
-    /// The objects of a sandbox that has no current copy. Attempts that were interrupted have left some: if all together are more than
-    /// a sandbox can have, of which nothing else keeps account, all are removed.
-    async fn objects(&self, id: &SandboxId, most: u64) -> Result<Vec<Name>, BlobError> {
+    /// The objects of something that has no current copy. Attempts that were interrupted have left some: if all together are more than
+    /// it can have, of which nothing else keeps account, all are removed.
+    async fn objects(&self, of: &CopyOf, most: u64) -> Result<Vec<Name>, BlobError> {
         let (mut names, mut bytes) = (Vec::new(), 0_u64);
-        let mut objects = Box::pin(self.blobs.list_of(id));
+        let mut objects = Box::pin(self.blobs.list_of(of));
         while let Some(object) = objects.next().await {
             let (name, object) = object?;
             bytes = bytes.saturating_add(object.size);
@@ -265,9 +282,47 @@ impl Parcels {
     ) -> Result<Option<u64>, ParcelError> {
         let id = &row.id;
         self.known.lock().insert(id.clone());
-        let key = self.key_of(node, id).await?;
-        let most = (u64::from(row.disk_mb) + u64::from(row.memory_mb) + MARGIN_MB) << 20;
-        let before = self.objects(id, most).await?;
+        let of = CopyOf::Sandbox(id.clone());
+        let key = node.rows.sandbox_parcel_key(id, &self.new_key(&of)?).await?;
+        let key = self.open_key(&of, &key.ok_or_else(|| NodeError::NotFound(id.clone()))?)?;
+        let parcel = uuid::Uuid::new_v4().simple().to_string();
+        let most = most_of(row.disk_mb, row.memory_mb);
+        let stored = self.store(&of, &parcel, most, is_damaged, |known| {
+            let request = PackSandbox {
+                id: id.clone(),
+                parcel: parcel.clone(),
+                key,
+                known,
+            };
+            node.handle.pack_sandbox(request)
+        });
+        let stored = stored.await?;
+        let is_current = node.rows.sandbox_packed(id, &row.execution_id, &parcel).await?;
+        self.settle(stored, is_current).await
+    }
+
+    /// Removes what is not needed beside a copy that counts now, or the copy if it does not. Returns how much was sent for it, in bytes.
+    pub(crate) async fn settle(&self, stored: Stored, counts: bool) -> Result<Option<u64>, ParcelError> {
+        if !counts {
+            self.blobs.delete(&stored.manifest).await?;
+            return Ok(None);
+        }
+        for name in &stored.unused {
+            self.blobs.delete(name).await?;
+        }
+        Ok(Some(stored.sent))
+    }
+
+    /// Stores the parcel that `pack` makes, which need not send the chunks that it is given.
+    pub(crate) async fn store<'a>(
+        &self,
+        of: &CopyOf,
+        parcel: &str,
+        most: u64,
+        is_damaged: bool,
+        pack: impl FnOnce(Vec<ChunkId>) -> NodeFuture<'a, Result<LayerStream, NodeError>>,
+    ) -> Result<Stored, ParcelError> {
+        let before = self.objects(of, most).await?;
         let known: HashSet<ChunkId> = before
             .iter()
             .filter_map(|name| match name {
@@ -275,33 +330,21 @@ impl Parcels {
                 _ => None,
             })
             .collect();
-        let parcel = uuid::Uuid::new_v4().simple().to_string();
-        let request = PackSandbox {
-            id: id.clone(),
-            parcel: parcel.clone(),
-            key,
-            known: known.iter().copied().collect(),
-        };
-        let mut stream = node.handle.pack_sandbox(request).await?;
-        let (chunks, sealed, sent) = self.receive(id, &mut stream, &known, most).await?;
-        let used: HashSet<Name> = chunks.iter().map(|chunk| chunk_name(id, chunk)).collect();
+        let mut stream = pack(known.iter().copied().collect()).await?;
+        let (chunks, sealed, sent) = self.receive(of, &mut stream, &known, most).await?;
+        let used: HashSet<Name> = chunks.iter().map(|chunk| chunk_name(of, chunk)).collect();
         let object = ManifestObject { chunks, sealed }.encode().map_err(ParcelError::Cut)?;
-        let manifest = Name::Manifest(id.clone(), parcel.clone());
+        let manifest = Name::Manifest(of.clone(), parcel.to_owned());
         self.blobs.put(&manifest, &object[..]).await?;
-        if !node.rows.sandbox_packed(id, &row.execution_id, &parcel).await? {
-            self.blobs.delete(&manifest).await?;
-            return Ok(None);
-        }
-        for name in before.iter().filter(|name| !used.contains(name)) {
-            self.blobs.delete(name).await?;
-        }
-        Ok(Some(sent))
+        let mut unused = before;
+        unused.retain(|name| !used.contains(name) && *name != manifest);
+        Ok(Stored { manifest, unused, sent })
     }
 
     /// Stores the chunks that a node sends, and returns all that its copy has, its manifest, and how many bytes were new.
     async fn receive(
         &self,
-        id: &SandboxId,
+        of: &CopyOf,
         stream: &mut LayerStream,
         known: &HashSet<ChunkId>,
         most: u64,
@@ -323,7 +366,7 @@ impl Parcels {
                     if puts.len() >= CHUNKS {
                         stored(&mut puts).await?;
                     }
-                    let (blobs, name) = (Arc::clone(&self.blobs), chunk_name(id, &chunk));
+                    let (blobs, name) = (Arc::clone(&self.blobs), chunk_name(of, &chunk));
                     let metrics = Arc::clone(&self.metrics);
                     puts.spawn(async move {
                         let bytes = blobs.put(&name, &content[..]).await?;
@@ -369,7 +412,25 @@ impl Parcels {
         payer: &Payer,
         request: &UnpackSandbox,
     ) -> Result<UnpackedSandbox, ParcelError> {
-        let (id, manifest) = (&request.id, Name::Manifest(request.id.clone(), request.parcel.clone()));
+        let of = CopyOf::Sandbox(request.id.clone());
+        let unpack = |stream| node.handle.unpack_sandbox(request.clone(), stream);
+        let unpacked = self.fetch(node, payer, &of, &request.parcel, unpack).await?;
+        Ok(UnpackedSandbox {
+            disk_bytes: kept_bytes(unpacked.disk_bytes),
+            ..unpacked
+        })
+    }
+
+    /// Has a node `unpack` a copy. Layers below its files that the node lacks are fetched before.
+    pub(crate) async fn fetch<'a, T>(
+        &self,
+        node: &ServedNode,
+        payer: &Payer,
+        of: &CopyOf,
+        parcel: &str,
+        unpack: impl Fn(LayerStream) -> NodeFuture<'a, Result<T, NodeError>>,
+    ) -> Result<T, ParcelError> {
+        let manifest = Name::Manifest(of.clone(), parcel.to_owned());
         let (_, content) = self.blobs.get(&manifest).await?;
         let mut object = Vec::new();
         let mut content = content.take(ManifestObject::MAX as u64);
@@ -383,19 +444,14 @@ impl Parcels {
         // The node says one at a time, and each may be missing once.
         for _ in 0..=Image::LAYERS_MAX {
             let (failed, progress) = (Arc::new(Mutex::new(None)), Progress::begun());
-            let stream = self.stream(id, &object, Arc::clone(&failed), progress.clone());
+            let stream = self.stream(of, &object, Arc::clone(&failed), progress.clone());
             let unpacked = tokio::select! {
-                unpacked = node.handle.unpack_sandbox(request.clone(), stream) => unpacked,
+                unpacked = unpack(stream) => unpacked,
                 () = progress.until_stalled(DOWNLOAD_STALL) => return Err(ParcelError::Stalled(DOWNLOAD_STALL)),
             };
             let cut = failed.lock().take();
             match (unpacked, node.handle.stored()) {
-                (Ok(unpacked), _) => {
-                    return Ok(UnpackedSandbox {
-                        disk_bytes: kept_bytes(unpacked.disk_bytes),
-                        ..unpacked
-                    });
-                }
+                (Ok(unpacked), _) => return Ok(unpacked),
                 (Err(NodeError::NoLayer(layer)), Some(stored)) => stored.fetch(payer, &layer).await?,
                 (Err(error), _) => return Err(cut.map_or(ParcelError::Node(error), ParcelError::Blobs)),
             }
@@ -406,20 +462,20 @@ impl Parcels {
     /// The records of a copy: its manifest, and then its chunks. Why they are cut is left in `failed`, and each that is taken is noted.
     fn stream(
         &self,
-        id: &SandboxId,
+        of: &CopyOf,
         object: &ManifestObject,
         failed: Arc<Mutex<Option<BlobError>>>,
         progress: Progress,
     ) -> LayerStream {
-        let (blobs, id, metrics) = (Arc::clone(&self.blobs), id.clone(), Arc::clone(&self.metrics));
+        let (blobs, of, metrics) = (Arc::clone(&self.blobs), of.clone(), Arc::clone(&self.metrics));
         let manifest = std::future::ready(Ok(Record::Manifest(object.sealed.clone())));
         let fetches = (JoinSet::new(), object.chunks.clone().into_iter());
         // On tasks: they go on while the node does not read. The node takes chunks in any order.
         let chunks = futures_util::stream::unfold(fetches, move |(mut fetching, mut wanted)| {
             for chunk in wanted.by_ref().take(CHUNKS - fetching.len()) {
-                let (blobs, id, metrics) = (Arc::clone(&blobs), id.clone(), Arc::clone(&metrics));
+                let (blobs, of, metrics) = (Arc::clone(&blobs), of.clone(), Arc::clone(&metrics));
                 fetching.spawn(async move {
-                    let content = fetch(&blobs, &id, &chunk).await?;
+                    let content = chunk_of(&blobs, &of, &chunk).await?;
                     metrics.copy_downloaded(content.len() as u64);
                     Ok(Record::Chunk(chunk, content))
                 });
@@ -457,10 +513,20 @@ impl Parcels {
         LayerStream::new(Records(StreamReader::new(parts)))
     }
 
-    /// Removes all copies of a sandbox that has ended. What is left after a failure is found by the next round.
-    pub(crate) async fn remove(&self, id: &SandboxId) -> Result<usize, BlobError> {
-        self.blobs.delete_of(id).await
+    /// Whether there is such an object.
+    pub(crate) async fn has(&self, name: &Name) -> Result<bool, BlobError> {
+        Ok(self.blobs.head(name).await?.is_some())
     }
+
+    /// Removes all copies of this. What is left after a failure is found by the next round.
+    pub(crate) async fn remove(&self, of: &CopyOf) -> Result<usize, BlobError> {
+        self.blobs.delete_of(of).await
+    }
+}
+
+/// The most that a copy has, in bytes.
+pub(crate) fn most_of(disk_mb: u32, memory_mb: u32) -> u64 {
+    (u64::from(disk_mb) + u64::from(memory_mb) + MARGIN_MB) << 20
 }
 
 /// Waits for a part of a copy that is being made.
@@ -478,8 +544,8 @@ async fn stored(puts: &mut JoinSet<Result<u64, BlobError>>) -> Result<bool, Parc
     Ok(true)
 }
 
-async fn fetch(blobs: &Blobs, id: &SandboxId, chunk: &ChunkId) -> Result<Bytes, BlobError> {
-    let name = chunk_name(id, chunk);
+async fn chunk_of(blobs: &Blobs, of: &CopyOf, chunk: &ChunkId) -> Result<Bytes, BlobError> {
+    let name = chunk_name(of, chunk);
     let (size, content) = blobs.get(&name).await?;
     // A longer one is none of ours: the node refuses what is cut here.
     let most = size.min(protocol::parcel::CHUNK as u64 + 64);

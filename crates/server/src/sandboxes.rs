@@ -19,6 +19,7 @@ pub(crate) mod header_rules;
 pub(crate) mod idempotency;
 pub(crate) mod injections;
 pub(crate) mod lifecycle;
+mod memories;
 mod moving;
 pub(crate) mod network;
 mod node_deadlines;

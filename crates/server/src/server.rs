@@ -104,6 +104,7 @@ impl Server {
             // It would end with this process, as the server does.
             keeps_deadlines: false,
             makes_parcels: false,
+            copies_memories: false,
             is_apart: false,
         };
         let served = keeper.session(rows, node, can, CancellationToken::new(), &TaskTracker::new());

@@ -293,6 +293,7 @@ impl NodeSessions {
             writes_processes: session.capabilities.writes_processes,
             keeps_deadlines: session.capabilities.keeps_deadlines,
             makes_parcels: session.capabilities.makes_parcels,
+            copies_memories: session.capabilities.copies_memories,
             is_apart: true,
         };
         let node = keeper.session(lease.rows().clone(), api, can, session.over.clone(), &uses);

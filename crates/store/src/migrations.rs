@@ -41,6 +41,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0019_pause_draining.sql"),
     include_str!("migrations/0020_parcels.sql"),
     include_str!("migrations/0021_use.sql"),
+    include_str!("migrations/0022_memory_keys.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -3,6 +3,7 @@
 use model::id::{BuildId, SandboxId, TeamId, TemplateId};
 
 use crate::error::{StoreError, classify};
+use crate::keys::SealedSecret;
 use crate::nodes::NodeRows;
 use crate::row::{Columns, FromColumns, storable};
 use crate::statement::{InTransaction as _, Query, Transaction};
@@ -39,6 +40,81 @@ pub struct NewSnapshot {
     pub started_us: i64,
     /// The current time, in microseconds since the Unix epoch.
     pub now_us: i64,
+}
+
+/// A snapshot whose memory a node may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotMemoryRow {
+    /// The build of the snapshot.
+    pub build: BuildId,
+    /// The team that it belongs to.
+    pub team: TeamId,
+    /// Memory of its sandboxes, in MiB.
+    pub memory_mb: u32,
+    /// Disk of its sandboxes, in MiB.
+    pub disk_mb: u32,
+    /// The key of the copy of its memory, sealed by the caller; none if there was none yet.
+    pub key: Option<SealedSecret>,
+}
+
+impl FromColumns for SnapshotMemoryRow {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            build: columns.id("id")?,
+            team: columns.id("team_id")?,
+            memory_mb: columns.count("memory_mb")?,
+            disk_mb: columns.count("disk_mb")?,
+            key: columns.text_opt("memory_key_sealed")?.map(SealedSecret::new),
+        })
+    }
+}
+
+/// The key of a row.
+struct Key(SealedSecret);
+
+impl FromColumns for Key {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self(SealedSecret::new(columns.text("memory_key_sealed")?)))
+    }
+}
+
+impl Store {
+    /// A snapshot of any owner; none if its template was deleted.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn snapshot_memory(&self, build: &BuildId) -> Result<Option<SnapshotMemoryRow>, StoreError> {
+        let query = sqlx::query(
+            "SELECT b.id, t.team_id, b.memory_mb, b.disk_mb, b.memory_key_sealed \
+             FROM builds b JOIN templates t ON t.id = b.template_id \
+             WHERE b.id = $1 AND t.deleted_us IS NULL AND t.team_id IS NOT NULL",
+        )
+        .bind(build.as_str());
+        self.db.read_optional("find a snapshot", query).await
+    }
+
+    /// Returns the key of the copy of a snapshot's memory, after storing `sealed` if it had none; none if there is no such build.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn snapshot_memory_key(
+        &self,
+        build: &BuildId,
+        sealed: &SealedSecret,
+    ) -> Result<Option<SealedSecret>, StoreError> {
+        let query = sqlx::query(
+            "UPDATE builds SET memory_key_sealed = COALESCE(memory_key_sealed, $2) WHERE id = $1 \
+             RETURNING memory_key_sealed",
+        )
+        .bind(build.as_str())
+        .bind(sealed.as_str().to_owned());
+        let key = self.db.write_returning("store the key of a memory", query).await?;
+        Ok(key.map(|Key(sealed)| sealed))
+    }
 }
 
 /// What a name stands for in a team.

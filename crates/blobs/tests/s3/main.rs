@@ -13,9 +13,9 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use blobs::{BlobError, Blobs, Claim, Name, PART};
+use blobs::{BlobError, Blobs, Claim, CopyOf, Name, PART};
 use futures_util::TryStreamExt as _;
-use model::id::SandboxId;
+use model::id::{BuildId, SandboxId};
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
 use self::gateway::{BUCKET, Gateway, KEY, until};
@@ -185,19 +185,22 @@ async fn copies_are_found_and_deleted_sandbox_by_sandbox() {
     let blobs = gateway.blobs();
     assert_eq!(blobs.sandboxes().await.unwrap(), []);
     let [one, other] = ["ione", "ione2"].map(|id| -> SandboxId { id.parse().unwrap() });
-    let chunk = |id: &SandboxId, digit: &str| Name::Chunk(id.clone(), digit.repeat(64));
+    let chunk = |id: &SandboxId, digit: &str| Name::Chunk(CopyOf::Sandbox(id.clone()), digit.repeat(64));
     // More than a page of a listing has.
     let digits: Vec<String> = (0..1100).map(|number| format!("{number:064x}")).collect();
     for digits in digits.chunks(50) {
         let puts = digits.iter().map(|hash| {
-            let name = Name::Chunk(one.clone(), hash.clone());
+            let name = Name::Chunk(CopyOf::Sandbox(one.clone()), hash.clone());
             let blobs = &blobs;
             async move { blobs.put(&name, &b"x"[..]).await.unwrap() }
         });
         futures_util::future::join_all(puts).await;
     }
-    let manifest = Name::Manifest(one.clone(), "0f".repeat(16));
-    let kept = [chunk(&other, "a"), layer('a')];
+    let manifest = Name::Manifest(CopyOf::Sandbox(one.clone()), "0f".repeat(16));
+    let build: BuildId = "11111111-2222-4333-8444-555555555555".parse().unwrap();
+    let memory = CopyOf::Memory(build.clone());
+    let of_memory = Name::Chunk(memory.clone(), "a".repeat(64));
+    let kept = [chunk(&other, "a"), layer('a'), of_memory];
     for name in kept.iter().chain([&manifest]) {
         blobs.put(name, &b"x"[..]).await.unwrap();
     }
@@ -211,14 +214,20 @@ async fn copies_are_found_and_deleted_sandbox_by_sandbox() {
     found.sort();
     assert_eq!(found, [one.clone(), other.clone()]);
     assert_eq!(names(&blobs).await, [layer('a')], "those of builds");
-    assert_eq!(blobs.delete_of(&one).await.unwrap(), digits.len() + 1);
-    assert_eq!(blobs.delete_of(&one).await.unwrap(), 0);
+    assert_eq!(
+        blobs.delete_of(&CopyOf::Sandbox(one.clone())).await.unwrap(),
+        digits.len() + 1
+    );
+    assert_eq!(blobs.delete_of(&CopyOf::Sandbox(one.clone())).await.unwrap(), 0);
     for name in &kept {
         assert!(blobs.head(name).await.unwrap().is_some(), "{name}");
     }
     assert!(foreign.exists() && beside.exists());
-    assert_eq!(blobs.delete_of(&other).await.unwrap(), 1);
+    assert_eq!(blobs.delete_of(&CopyOf::Sandbox(other.clone())).await.unwrap(), 1);
     assert!(blobs.head(&layer('a')).await.unwrap().is_some());
+    assert_eq!(blobs.memories().await.unwrap(), [build]);
+    assert_eq!(blobs.delete_of(&memory).await.unwrap(), 1);
+    assert_eq!(blobs.memories().await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

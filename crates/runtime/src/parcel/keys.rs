@@ -2,7 +2,7 @@
 //!
 //! The nonce of a chunk is the beginning of its name, which is a hash of its content under another key: the same content
 //! makes the same chunk, and two contents never share a nonce. The whole name is authenticated with it. A manifest has a
-//! random nonce, and the ids of the sandbox and of the parcel are authenticated with it: that of an earlier pause, or of
+//! random nonce, and the ids of the parcel and of what it is of are authenticated with it: that of an earlier pause, or of
 //! another sandbox, is refused.
 
 use std::fmt;
@@ -12,7 +12,6 @@ use bytes::Bytes;
 use chacha20poly1305::aead::{Aead as _, AeadInOut as _, KeyInit as _, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use hmac::{Hmac, Mac as _};
-use model::id::SandboxId;
 use model::secret::Secret;
 use protocol::parcel::ChunkId;
 use sha2::Sha256;
@@ -41,8 +40,8 @@ fn mac(key: &[u8]) -> Mac {
     <Mac as hmac::KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-fn owner(id: &SandboxId, parcel: &str) -> String {
-    format!("ringfence/parcel/1/{id}/{parcel}")
+fn owner(of: &str, parcel: &str) -> String {
+    format!("ringfence/parcel/1/{of}/{parcel}")
 }
 
 impl ParcelKeys {
@@ -98,14 +97,14 @@ impl ParcelKeys {
         opened.ok().map(|()| content)
     }
 
-    /// Encrypts the manifest of a parcel.
+    /// Encrypts the manifest of a parcel of the sandbox, or of the memory of the build, with the id `of`.
     ///
     /// # Errors
     /// When the kernel has no random bytes.
-    pub(crate) fn seal_manifest(&self, id: &SandboxId, parcel: &str, manifest: &[u8]) -> io::Result<Bytes> {
+    pub(crate) fn seal_manifest(&self, of: &str, parcel: &str, manifest: &[u8]) -> io::Result<Bytes> {
         let mut nonce = [0; NONCE];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
-        let owner = owner(id, parcel);
+        let owner = owner(of, parcel);
         let payload = Payload {
             msg: manifest,
             aad: owner.as_bytes(),
@@ -116,9 +115,9 @@ impl ParcelKeys {
     }
 
     /// Decrypts the manifest of a parcel; none unless it is that of this one.
-    pub(crate) fn open_manifest(&self, id: &SandboxId, parcel: &str, sealed: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn open_manifest(&self, of: &str, parcel: &str, sealed: &[u8]) -> Option<Vec<u8>> {
         let (nonce, sealed) = sealed.split_first_chunk::<NONCE>()?;
-        let owner = owner(id, parcel);
+        let owner = owner(of, parcel);
         let payload = Payload {
             msg: sealed,
             aad: owner.as_bytes(),
@@ -159,16 +158,16 @@ mod tests {
     #[test]
     fn a_manifest_opens_for_its_sandbox_and_parcel_alone() {
         let keys = keys("a1");
-        let (one, other): (SandboxId, SandboxId) = ("ione".parse().unwrap(), "itwo".parse().unwrap());
-        let sealed = keys.seal_manifest(&one, "p1", b"manifest").unwrap();
+        let (one, other) = ("ione", "itwo");
+        let sealed = keys.seal_manifest(one, "p1", b"manifest").unwrap();
         assert_eq!(
-            keys.open_manifest(&one, "p1", &sealed).as_deref(),
+            keys.open_manifest(one, "p1", &sealed).as_deref(),
             Some(&b"manifest"[..])
         );
-        assert_eq!(keys.open_manifest(&one, "p2", &sealed), None);
-        assert_eq!(keys.open_manifest(&other, "p1", &sealed), None);
-        assert_eq!(keys.open_manifest(&one, "p1", &sealed[..10]), None);
-        assert_eq!(keys.open_manifest(&one, "p1", &[&sealed[..], b"x"].concat()), None);
+        assert_eq!(keys.open_manifest(one, "p2", &sealed), None);
+        assert_eq!(keys.open_manifest(other, "p1", &sealed), None);
+        assert_eq!(keys.open_manifest(one, "p1", &sealed[..10]), None);
+        assert_eq!(keys.open_manifest(one, "p1", &[&sealed[..], b"x"].concat()), None);
     }
 
     #[test]

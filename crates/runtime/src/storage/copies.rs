@@ -28,6 +28,8 @@ pub(super) struct Source<'a> {
     pub(super) compared: Compared,
     /// The version of `base` below the files.
     pub(super) base: Option<String>,
+    /// Whether the disk comes from another node, and was not made ready for this one.
+    pub(super) is_moved: bool,
 }
 
 impl Storage {
@@ -92,6 +94,7 @@ impl Storage {
             disk: &from.disk,
             checkpoint: &self.kept.checkpoint(&from.id, &from.disk),
             base: self.kept.base_of(&from.id, &from.disk),
+            is_moved: false,
             compared: compared.ok_or(io::ErrorKind::NotFound)?,
         };
         self.copy_from(&source, to, is_cancelled)
@@ -101,6 +104,9 @@ impl Storage {
         let rootfs = self.layers.rootfs_of(from.disk)?;
         self.layers.use_for(&to.disk, &rootfs)?;
         self.kept.note(&to.id, &to.disk, from.base.as_deref())?;
+        if from.is_moved {
+            self.kept.mark_moved(&to.id, &to.disk)?;
+        }
         self.copy_disk(&self.disk_path(from.disk), to, is_cancelled)?;
         let unfinished = self.kept.unfinished_checkpoint(&to.id, &to.disk);
         share(from.checkpoint, &unfinished)?;

@@ -76,6 +76,7 @@ impl Storage {
             disk: &memory.disk,
             checkpoint: &checkpoint,
             base: memory.base(),
+            is_moved: memory.is_moved(),
             compared,
         };
         match self.copy_from(&source, to, is_cancelled) {

@@ -1,4 +1,5 @@
-//! Parcels: a kept disk, and its checkpoint, become encrypted chunks and a manifest, and a kept disk on another node again.
+//! Parcels: a kept disk, and its checkpoint, become encrypted chunks and a manifest, and a kept disk on another node again. So does
+//! the memory of a snapshot, which has the same two.
 //!
 //! Nothing of a parcel counts before all of it is there: the disk gets the mark that it is saved last, when everything survives
 //! a power cut. What is refused, or interrupted, is removed here; what a crash leaves belongs to no sandbox, and the next start
@@ -8,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -23,7 +24,7 @@ use crate::checkpoint::{About, sums};
 use crate::parcel::keys::ParcelKeys;
 use crate::parcel::manifest::{CheckpointFile, Content, Destination, Manifest, Piece, Pieces, SMALL, is_name};
 use crate::parcel::pieces::{self, BLOCK, ZEROES};
-use crate::stored::{LayerError, PackParcel, UnpackParcel, Unpacked};
+use crate::stored::{Fork, LayerError, MemoryParcel, PackParcel, UnpackParcel, Unpacked};
 use crate::{disk, kept, usage};
 
 /// Looks at the free space again after this many bytes were written.
@@ -101,10 +102,25 @@ impl Packing<'_> {
     }
 }
 
+/// What a parcel is made of.
+struct Source<'a> {
+    /// The id of the sandbox, or of the build whose memory it is.
+    of: &'a str,
+    parcel: &'a str,
+    disk: &'a DiskId,
+    base: Option<String>,
+    /// Its checkpoint, if it has one.
+    checkpoint: Option<PathBuf>,
+}
+
 /// A parcel of which a disk is being made.
 struct Unpacking<'a> {
     storage: &'a Storage,
     request: &'a UnpackParcel,
+    /// The id of the sandbox, or of the build whose memory it is.
+    of: &'a str,
+    /// Whether the disk is wanted without its checkpoint as well.
+    takes_files_alone: bool,
     keys: ParcelKeys,
     next: &'a mut dyn FnMut() -> io::Result<Record>,
 }
@@ -118,8 +134,7 @@ impl Unpacking<'_> {
         let Record::Manifest(sealed) = (self.next)()? else {
             return Err(damaged("it does not begin with a manifest"));
         };
-        let (id, parcel) = (&self.request.id, &self.request.parcel);
-        let opened = self.keys.open_manifest(id, parcel, &sealed);
+        let opened = self.keys.open_manifest(self.of, &self.request.parcel, &sealed);
         let text = opened.ok_or_else(|| damaged("its manifest was changed, or is that of another one"))?;
         let decoded = Manifest::decode(&text).and_then(|manifest| manifest.rootfs.check().map(|()| manifest));
         decoded.map_err(|why| damaged(format_args!("its manifest: {why}")))
@@ -144,12 +159,34 @@ impl Unpacking<'_> {
     ) -> Result<Unpacked, LayerError> {
         let storage = self.storage;
         let UnpackParcel { id, disk, .. } = self.request;
-        let wanted = manifest.checkpoint.as_ref().filter(|_| self.request.with_processes);
+        let mut wanted = manifest.checkpoint.as_ref().filter(|_| self.request.with_processes);
+        let directory = storage.kept.note(id, disk, manifest.base.as_deref())?;
+        let unfinished = storage.kept.unfinished_checkpoint(id, disk);
+        let (mut files, mut without_processes) = (Vec::new(), None);
+        if let Some(checkpoint) = wanted {
+            DirBuilder::new().mode(0o700).create(&unfinished)?;
+            for file in checkpoint {
+                files.push(new_file(&unfinished, file)?);
+            }
+            // What says so lies in the manifest, so nothing is written in vain.
+            without_processes = self.unfit(manifest, &unfinished, obstacle)?;
+        }
+        if without_processes.is_some() {
+            wanted = None;
+            files.clear();
+            storage.kept.forget_checkpoint(id, disk)?;
+            if !self.takes_files_alone {
+                return Ok(Unpacked {
+                    kept: Kept::Filesystem,
+                    bytes: 0,
+                    without_processes,
+                });
+            }
+        }
         let places = manifest.places(wanted.is_some());
         let all = places.values().flatten();
         self.require_space(all.map(|place| u64::from(place.bytes)).sum())?;
         storage.layers.use_for(disk, &manifest.rootfs)?;
-        let directory = storage.kept.note(id, disk, manifest.base.as_deref())?;
         let image = File::options()
             .read(true)
             .write(true)
@@ -157,14 +194,6 @@ impl Unpacking<'_> {
             .mode(0o600)
             .open(storage.disk_path(disk))?;
         image.set_len(manifest.disk.bytes)?;
-        let unfinished = storage.kept.unfinished_checkpoint(id, disk);
-        let mut files = Vec::new();
-        if let Some(wanted) = wanted {
-            DirBuilder::new().mode(0o700).create(&unfinished)?;
-            for file in wanted {
-                files.push(new_file(&unfinished, file)?);
-            }
-        }
         self.write_chunks(places, &image, &files)?;
         image.sync_all()?;
         drop(image);
@@ -172,16 +201,10 @@ impl Unpacking<'_> {
             file.sync_all()?;
         }
         storage.layers.write_out(disk)?;
-        let mut without_processes = None;
         if wanted.is_some() {
             fs::set_permissions(&unfinished, fs::Permissions::from_mode(DIRECTORY_MODE))?;
             kept::sync(&unfinished)?;
-            without_processes = self.unfit(manifest, &unfinished, obstacle)?;
-            if without_processes.is_none() {
-                storage.kept.finish_checkpoint(id, disk)?;
-            } else {
-                storage.kept.forget_checkpoint(id, disk)?;
-            }
+            storage.kept.finish_checkpoint(id, disk)?;
         }
         storage.kept.mark_moved(id, disk)?;
         kept::sync(&directory)?;
@@ -313,27 +336,74 @@ impl Storage {
         send: &mut dyn FnMut(Record) -> io::Result<()>,
     ) -> io::Result<()> {
         let PackParcel { id, disk, parcel, .. } = request;
-        let is_current = || is_current() && self.kept.is_saved(id, disk);
-        let mut packing = Packing {
+        let source = Source {
+            of: id.as_str(),
+            parcel,
+            disk,
+            base: self.kept.base_of(id, disk),
+            checkpoint: Some(self.kept.checkpoint(id, disk)).filter(|checkpoint| checkpoint.exists()),
+        };
+        let packing = Packing {
             keys: ParcelKeys::of(&request.key)?,
             known: &request.known,
+            sent: HashSet::new(),
+            is_current: &|| is_current() && self.kept.is_saved(id, disk),
+            send,
+        };
+        self.pack(&source, packing)
+    }
+
+    fn pack(&self, source: &Source<'_>, mut packing: Packing<'_>) -> io::Result<()> {
+        packing.check()?;
+        let files = match &source.checkpoint {
+            Some(checkpoint) => Some(packing.checkpoint(checkpoint)?),
+            None => None,
+        };
+        let pieces = packing.pieces(&File::open(self.disk_path(source.disk))?)?;
+        let rootfs = self.layers.rootfs_of(source.disk)?;
+        let manifest = Manifest::new(pieces, rootfs, source.base.clone(), files).encode()?;
+        let sealed: Bytes = packing.keys.seal_manifest(source.of, source.parcel, &manifest)?;
+        // All of it was read while nothing used the disk.
+        packing.check()?;
+        (packing.send)(Record::Manifest(sealed))
+    }
+
+    /// Makes a parcel of the memory of a snapshot, as [`Self::pack_parcel`] does. What is in `known` need not be sent.
+    ///
+    /// # Errors
+    /// With [`io::ErrorKind::NotFound`] when there is none, with [`io::ErrorKind::Interrupted`] once `is_current` says so or it is
+    /// removed, with those of `send`, and when something cannot be read.
+    pub fn pack_memory(
+        &self,
+        of: &MemoryParcel,
+        known: &HashSet<ChunkId>,
+        is_current: &dyn Fn() -> bool,
+        send: &mut dyn FnMut(Record) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let memory = self.memories.find(&of.build)?.ok_or(io::ErrorKind::NotFound)?;
+        let source = Source {
+            of: of.build.as_str(),
+            parcel: &of.parcel,
+            disk: &memory.disk,
+            base: memory.base(),
+            checkpoint: Some(memory.checkpoint()),
+        };
+        let is_current = || is_current() && memory.path().exists();
+        let packing = Packing {
+            keys: ParcelKeys::of(&of.key)?,
+            known,
             sent: HashSet::new(),
             is_current: &is_current,
             send,
         };
-        packing.check()?;
-        let checkpoint = self.kept.checkpoint(id, disk);
-        let files = if checkpoint.exists() {
-            Some(packing.checkpoint(&checkpoint)?)
-        } else {
-            None
-        };
-        let pieces = packing.pieces(&File::open(self.disk_path(disk))?)?;
-        let manifest = Manifest::new(pieces, self.layers.rootfs_of(disk)?, self.kept.base_of(id, disk), files);
-        let sealed: Bytes = packing.keys.seal_manifest(id, parcel, &manifest.encode()?)?;
-        // All of it was read while nothing used the disk.
-        packing.check()?;
-        (packing.send)(Record::Manifest(sealed))
+        self.pack(&source, packing).map_err(|error| {
+            // Its files go with it.
+            if is_current() {
+                error
+            } else {
+                io::ErrorKind::Interrupted.into()
+            }
+        })
     }
 
     /// Makes a kept disk of a parcel, which survives a power cut when this returns. `next` yields the manifest, and then the chunks
@@ -349,28 +419,94 @@ impl Storage {
         obstacle: &dyn Fn(&Path) -> io::Result<Option<String>>,
         next: &mut dyn FnMut() -> io::Result<Record>,
     ) -> Result<Unpacked, LayerError> {
-        let mut unpacking = Unpacking {
+        let unpacking = Unpacking {
             storage: self,
             request,
+            of: request.id.as_str(),
+            takes_files_alone: true,
             keys: ParcelKeys::of(&request.key)?,
             next,
         };
-        let manifest = unpacking.manifest()?;
-        if let Some(layer) = self.layers.missing(&manifest.rootfs) {
-            return Err(LayerError::NoLayer(layer.clone()));
-        }
-        let unpacked = unpacking.unpack(&manifest, obstacle);
-        if unpacked.is_err()
-            && let Err(error) = self.remove_unpacked(&request.id, &request.disk)
-        {
-            tracing::warn!("cannot remove what was made of a copy, the next start of the platform does: {error}");
+        let unpacked = self.unpack(unpacking, obstacle);
+        if unpacked.is_err() {
+            self.remove_unpacked(&request.id, &request.disk);
         }
         unpacked
     }
 
-    fn remove_unpacked(&self, id: &SandboxId, disk: &DiskId) -> io::Result<()> {
-        self.forget(id, disk)?;
-        self.remove_disk(disk)
+    fn unpack(
+        &self,
+        mut unpacking: Unpacking<'_>,
+        obstacle: &dyn Fn(&Path) -> io::Result<Option<String>>,
+    ) -> Result<Unpacked, LayerError> {
+        let manifest = unpacking.manifest()?;
+        if let Some(layer) = self.layers.missing(&manifest.rootfs) {
+            return Err(LayerError::NoLayer(layer.clone()));
+        }
+        unpacking.unpack(&manifest, obstacle)
+    }
+
+    /// Keeps the memory of a snapshot that a parcel has, as [`Self::unpack_parcel`] keeps a disk. `to` says under which id and disk,
+    /// that nothing has, it is made. Returns the space that it takes, in bytes, or why its processes cannot be restored on this host,
+    /// for the client.
+    ///
+    /// # Errors
+    /// As [`Self::unpack_parcel`]. Nothing is left then.
+    pub fn unpack_memory(
+        &self,
+        of: &MemoryParcel,
+        to: &Fork,
+        obstacle: &dyn Fn(&Path) -> io::Result<Option<String>>,
+        next: &mut dyn FnMut() -> io::Result<Record>,
+    ) -> Result<Result<u64, String>, LayerError> {
+        let request = UnpackParcel {
+            id: to.id.clone(),
+            disk: to.disk.clone(),
+            parcel: of.parcel.clone(),
+            key: of.key.clone(),
+            with_processes: true,
+            keep_free_bytes: to.keep_free_bytes,
+        };
+        let unpacking = Unpacking {
+            storage: self,
+            request: &request,
+            of: of.build.as_str(),
+            takes_files_alone: false,
+            keys: ParcelKeys::of(&request.key)?,
+            next,
+        };
+        let kept = self.unpack(unpacking, obstacle).and_then(|unpacked| match unpacked {
+            Unpacked {
+                without_processes: Some(why),
+                ..
+            } => Ok(Err(why)),
+            Unpacked {
+                kept: Kept::Checkpoint, ..
+            } => {
+                let from = self.kept.path(&to.id, &to.disk);
+                match self.memories.take(&from, &of.build, &to.disk) {
+                    // Another parcel of it was faster, and has the same.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                        self.remove_unpacked(&to.id, &to.disk);
+                        let memory = self.memories.find(&of.build)?;
+                        let memory = memory.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+                        Ok(Ok(self.space_of(&memory)?))
+                    }
+                    memory => Ok(Ok(self.space_of(&memory?)?)),
+                }
+            }
+            _ => Err(damaged("it has no processes")),
+        });
+        if !matches!(kept, Ok(Ok(_))) {
+            self.remove_unpacked(&to.id, &to.disk);
+        }
+        kept
+    }
+
+    fn remove_unpacked(&self, id: &SandboxId, disk: &DiskId) {
+        if let Err(error) = self.forget(id, disk).and_then(|()| self.remove_disk(disk)) {
+            tracing::warn!("cannot remove what was made of a copy, the next start of the platform does: {error}");
+        }
     }
 }
 

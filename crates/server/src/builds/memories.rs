@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use blobs::CopyOf;
 use model::id::{BuildId, TeamId};
 use store::error::StoreError;
 
@@ -78,11 +79,21 @@ impl Builds {
             match self.node.remove_memory(&memory.build).await {
                 Ok(()) => {
                     tracing::info!(build.id = %memory.build, bytes = memory.bytes, "removed the memory of a snapshot");
+                    self.remove_copy(memory.build).await;
                 }
                 Err(error) => {
                     tracing::error!(build.id = %memory.build, error = %Chain(&error), "cannot remove the memory of a snapshot");
                 }
             }
+        }
+    }
+
+    /// Removes the copy of a memory that is not there any more. What fails is found by the next round of all objects.
+    async fn remove_copy(&self, build: BuildId) {
+        let Some(stored) = self.node.stored() else { return };
+        let of = CopyOf::Memory(build);
+        if let Err(error) = stored.blobs.delete_of(&of).await {
+            tracing::warn!(build.id = %of, error = %Chain(&error), "cannot remove the copy of the memory of a snapshot yet");
         }
     }
 

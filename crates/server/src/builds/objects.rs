@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use blobs::{BlobError, Claim, Name, Object};
+use blobs::{BlobError, Claim, CopyOf, Name, Object};
 use futures_util::StreamExt as _;
 use model::id::LayerId;
 use protocol::node::NodeError;
@@ -117,7 +117,7 @@ impl Builds {
         Ok(round)
     }
 
-    /// Removes the copies of sandboxes that have ended. The sandboxes were listed before, and one has a row before it has any object; so
+    /// Removes the copies of sandboxes that have ended, and of memories of snapshots that were deleted. The sandboxes were listed before, and one has a row before it has any object; so
     /// one without a row has ended, on whichever server. A copy has thousands of objects: those of sandboxes that are there are not
     /// listed, and the others are removed as they come, so that none is held in memory.
     async fn remove_copies(&self, stored: &StoredLayers) -> Result<usize, ObjectError> {
@@ -126,9 +126,14 @@ impl Builds {
             if self.rows.store().sandbox_by_id(&id).await?.is_some() {
                 continue;
             }
-            let objects = stored.blobs.delete_of(&id).await?;
+            let objects = stored.blobs.delete_of(&CopyOf::Sandbox(id.clone())).await?;
             removed += objects;
             tracing::info!(sandbox.id = %id, objects, "removed copies of a sandbox that has ended from the blob store");
+        }
+        for build in stored.blobs.memories().await? {
+            if self.rows.store().snapshot_memory(&build).await?.is_none() {
+                removed += stored.blobs.delete_of(&CopyOf::Memory(build)).await?;
+            }
         }
         Ok(removed)
     }

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::{Holdings, Nodes, ServedNode};
+use super::{Holdings, NodeMemories, Nodes, ServedNode};
 use crate::admission::AdmissionControl;
 use crate::admission::quota::{Reservation, ResourceUse};
 use crate::clock::{Clock, SECOND_US};
@@ -78,6 +78,8 @@ pub(crate) struct NodeCan {
     pub(crate) keeps_deadlines: bool,
     /// Whether it makes parcels of paused sandboxes, and sandboxes of parcels.
     pub(crate) makes_parcels: bool,
+    /// Whether it makes parcels of the memory of snapshots, and memory of parcels.
+    pub(crate) copies_memories: bool,
     /// Whether it is a process of its own.
     pub(crate) is_apart: bool,
 }
@@ -119,6 +121,8 @@ impl NodeKeeper {
             writes_processes: can.writes_processes,
             keeps_deadlines: can.keeps_deadlines,
             makes_parcels: can.makes_parcels,
+            copies_memories: can.copies_memories,
+            memories: NodeMemories::default(),
             left: Mutex::default(),
             lacks: Mutex::default(),
             holdings: Mutex::new(Holdings::default()),
@@ -141,6 +145,7 @@ impl NodeKeeper {
         self.nodes.add(Arc::clone(node));
         self.sandboxes.write_all(node);
         self.sandboxes.pack_all(node).await;
+        self.sandboxes.copy_memories(node);
         Ok(())
     }
 

@@ -99,7 +99,7 @@ async fn one_team_waits_in_a_queue_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_node_that_sends_slowly_is_waited_for_and_one_that_sends_nothing_is_not() {
     let (parcels, _directory) = parcels();
-    let (id, known) = (sandbox("ione"), HashSet::from([KNOWN]));
+    let (of, known) = (CopyOf::Sandbox(sandbox("ione")), HashSet::from([KNOWN]));
     let (mut node, stream) = tokio::io::duplex(1 << 16);
     let sending = async {
         for _ in 0..20 {
@@ -109,7 +109,7 @@ async fn a_node_that_sends_slowly_is_waited_for_and_one_that_sends_nothing_is_no
         send(&mut node, Record::Manifest(Bytes::from_static(b"manifest"))).await;
     };
     let mut stream = LayerStream::new(stream);
-    let (received, ()) = tokio::join!(parcels.receive(&id, &mut stream, &known, 1 << 20), sending);
+    let (received, ()) = tokio::join!(parcels.receive(&of, &mut stream, &known, 1 << 20), sending);
     let (chunks, sealed, sent) = received.unwrap();
     assert_eq!((chunks.len(), &sealed[..], sent), (20, &b"manifest"[..], 0));
 
@@ -117,7 +117,7 @@ async fn a_node_that_sends_slowly_is_waited_for_and_one_that_sends_nothing_is_no
     send(&mut node, Record::Known(KNOWN)).await;
     let begun = Instant::now();
     let received = parcels
-        .receive(&id, &mut LayerStream::new(stream), &known, 1 << 20)
+        .receive(&of, &mut LayerStream::new(stream), &known, 1 << 20)
         .await;
     assert!(
         matches!(received, Err(ParcelError::Stalled(UPLOAD_STALL))),
@@ -132,7 +132,12 @@ async fn what_is_taken_of_a_copy_is_noted() {
     let stream = |chunks: Vec<ChunkId>, progress: &Progress| {
         let sealed = Bytes::from_static(b"manifest");
         let object = ManifestObject { chunks, sealed };
-        parcels.stream(&sandbox("ione"), &object, Arc::default(), progress.clone())
+        parcels.stream(
+            &CopyOf::Sandbox(sandbox("ione")),
+            &object,
+            Arc::default(),
+            progress.clone(),
+        )
     };
     let is_stalled = async |progress: &Progress| {
         let stalled = tokio::time::timeout(10 * DOWNLOAD_STALL, progress.until_stalled(DOWNLOAD_STALL)).await;

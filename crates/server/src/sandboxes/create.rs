@@ -417,6 +417,9 @@ impl Sandboxes {
         let mut request = self.start_request(&row, asked.build, asked.env_vars.clone(), first);
         request.deadline = self.node_deadline(node, &row).await?;
         let payer = Some(row.team_id.clone());
+        if let Some(build) = &request.memory {
+            self.bring_memory(node, &payer, build).await;
+        }
         loop {
             match node.handle.start(&payer, request.clone()).await {
                 // What is pooled may have what this one needs.

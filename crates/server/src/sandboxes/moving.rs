@@ -15,6 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use blobs::CopyOf;
 use model::id::{NodeId, SandboxId, TeamId};
 use model::lifecycle::moving::{BeforeResume, Home, Link, MoveReason, NotTaken};
 use model::lifecycle::{Kept, State};
@@ -132,7 +133,7 @@ impl Sandboxes {
         let (Some(current), Some(key)) = (row.current, row.key) else {
             return Ok(None);
         };
-        match parcels.open_key(id, &key) {
+        match parcels.open_key(&CopyOf::Sandbox(id.clone()), &key) {
             Ok(key) => Ok(Some(Parcel { id: current, key })),
             Err(error) => {
                 tracing::error!(sandbox.id = %id, "the key of the copies of a sandbox cannot be used: {error}");

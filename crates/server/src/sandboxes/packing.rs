@@ -8,6 +8,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blobs::CopyOf;
 use model::id::SandboxId;
 use model::lifecycle::State;
 
@@ -20,7 +21,7 @@ use crate::outcome::CopyOutcome;
 use crate::parcels::{Packing, ParcelError, Parcels};
 
 /// Shortest and longest pause before a copy is tried again.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+pub(super) const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 impl Sandboxes {
     /// Copies every sandbox of a node that is paused on disk and has no copy of that, or a damaged one, in the background.
@@ -182,7 +183,7 @@ impl Sandboxes {
         self.work.spawn(async move {
             let mut pause = RETRY.0;
             loop {
-                match parcels.remove(&id).await {
+                match parcels.remove(&CopyOf::Sandbox(id.clone())).await {
                     Ok(objects) => {
                         tracing::debug!(sandbox.id = %id, objects, "removed the copies of a sandbox");
                         return;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use model::id::TemplateId;
 use model::lifecycle::State;
 use model::lifecycle::command::{Command, Refusal};
-use protocol::node::NodeError;
+use protocol::node::{CopiedMemory, NodeError};
 use store::error::StoreError;
 use store::snapshots::NameUse;
 
@@ -144,7 +144,7 @@ impl Sandboxes {
     }
 
     async fn snapshot_on_task(
-        &self,
+        self: &Arc<Self>,
         builds: &Builds,
         entry: &Arc<SandboxEntry>,
         request: SnapshotRequest,
@@ -202,6 +202,9 @@ impl Sandboxes {
             () = self.work.stopping().cancelled() => return Err(SnapshotError::ServerStopping),
         };
         entry.node.changed.notify_one();
+        if matches!(memory, CopiedMemory::Copied) {
+            self.copy_memories(&entry.node);
+        }
         self.tracked
             .log(&entry.id, &LifecycleEvent::Snapshotted(&template, &memory));
         Ok(template)

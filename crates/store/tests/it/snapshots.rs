@@ -2,6 +2,7 @@
 
 use store::builds::{BuildRequested, BuildStatus};
 use store::error::StoreError;
+use store::keys::SealedSecret;
 use store::snapshots::{NameUse, NewSnapshot, SnapshotFilter, SnapshotRow, SnapshotStored};
 
 use crate::builds::new;
@@ -171,4 +172,25 @@ pub(crate) async fn names_builds_and_lists(db: Database) {
     assert_eq!(list(all()).await, [one]);
     assert_eq!(store.snapshot_name_use(&team_id(1), "b").await.unwrap(), NameUse::Free);
     store.close().await;
+}
+
+pub(crate) async fn the_key_of_a_memory_is_the_first_one(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let new = snapshot(1, None, 1);
+    let rows = store.of_node(node_id(1), FIRST_EPOCH);
+    rows.snapshot_insert(&new).await.unwrap();
+    let row = async || store.snapshot_memory(&new.build).await.unwrap();
+    let found = row().await.unwrap();
+    assert_eq!((found.team, found.key), (team_id(1), None));
+    assert_eq!((found.memory_mb, found.disk_mb), (512, 1024));
+    let [first, second] = ["first", "second"].map(|key| SealedSecret::new(key.to_owned()));
+    for key in [&first, &second] {
+        let kept = store.snapshot_memory_key(&new.build, key).await.unwrap();
+        assert_eq!(kept.as_ref(), Some(&first));
+    }
+    assert_eq!(row().await.unwrap().key, Some(first));
+    assert_eq!(store.snapshot_memory_key(&build_id(9), &second).await.unwrap(), None);
+    store.template_delete(&template_id(1), 9).await.unwrap();
+    assert_eq!(row().await, None);
 }

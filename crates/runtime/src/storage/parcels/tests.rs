@@ -297,3 +297,126 @@ fn a_layer_that_is_missing_is_named_before_anything_is_sent() {
     assert!(matches!(missing, Err(LayerError::NoLayer(named)) if named == layer));
     assert_eq!(to.left(), before);
 }
+
+fn of_memory(byte: &str) -> MemoryParcel {
+    MemoryParcel {
+        build: "11111111-2222-4333-8444-555555555555".parse().unwrap(),
+        parcel: "m1".to_owned(),
+        key: key(byte),
+    }
+}
+
+/// The memory of a snapshot on disk 1, made of a paused sandbox.
+fn with_memory() -> Host {
+    let host = kept();
+    let storage = &host.storage;
+    let from = storage.kept.path(&id(), &disk(1));
+    storage.memories.take(&from, &of_memory("a1").build, &disk(1)).unwrap();
+    host
+}
+
+fn pack_memory(host: &Host) -> io::Result<Vec<Record>> {
+    let mut records = Vec::new();
+    let packed = host
+        .storage
+        .pack_memory(&of_memory("a1"), &HashSet::new(), &|| true, &mut |record| {
+            records.push(record);
+            Ok(())
+        });
+    packed?;
+    records.rotate_right(1);
+    Ok(records)
+}
+
+fn unpack_memory_to(
+    n: u32,
+    host: &Host,
+    records: &[Record],
+    key: &str,
+    why: Option<&str>,
+) -> Result<Result<u64, String>, LayerError> {
+    let mut records = records.iter().cloned();
+    let mut next = || records.next().ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+    let to = Fork {
+        id: "itwo".parse().unwrap(),
+        disk: disk(n),
+        keep_free_bytes: 0,
+    };
+    let obstacle = |_: &Path| Ok(why.map(str::to_owned));
+    host.storage.unpack_memory(&of_memory(key), &to, &obstacle, &mut next)
+}
+
+fn unpack_memory(
+    host: &Host,
+    records: &[Record],
+    key: &str,
+    why: Option<&str>,
+) -> Result<Result<u64, String>, LayerError> {
+    unpack_memory_to(2, host, records, key, why)
+}
+
+#[test]
+fn a_memory_is_the_same_on_another_node() {
+    let (from, to) = (with_memory(), Host::new());
+    let records = pack_memory(&from).unwrap();
+    let bytes = unpack_memory(&to, &records, "a1", None).unwrap().unwrap();
+    assert!(bytes > 2 << 20 && bytes < 8 << 20, "{bytes}");
+    let build = of_memory("a1").build;
+    let memory = |host: &Host| host.storage.memories.find(&build).unwrap().unwrap();
+    let (had, has) = (memory(&from), memory(&to));
+    let read = |host: &Host, disk: &DiskId| fs::read(host.storage.disk_path(disk)).unwrap();
+    assert!(read(&from, &had.disk) == read(&to, &has.disk));
+    for file in ["about.json", "pages-1.img"] {
+        let read = |memory: &crate::memories::Memory| fs::read(memory.checkpoint().join(file)).unwrap();
+        assert!(read(&had) == read(&has), "{file}");
+    }
+    assert!(!had.is_moved() && has.is_moved());
+    assert!(to.storage.kept().unwrap().is_empty(), "it belongs to no sandbox");
+    // The next one has nothing to do, and leaves nothing.
+    let before = to.left();
+    assert_eq!(unpack_memory_to(4, &to, &records, "a1", None).unwrap(), Ok(bytes));
+    assert_eq!(to.left(), before);
+    // A copy of it is made ready for this node before it is used.
+    let copy = Fork {
+        id: id(),
+        disk: disk(3),
+        keep_free_bytes: 0,
+    };
+    sums::write(&has.checkpoint(), &crate::cancel::Cancel::new().unwrap()).unwrap();
+    to.storage.copy_memory(&build, &copy, &|_| Ok(None), &|| false).unwrap();
+    assert!(to.storage.kept.is_moved(&id(), &disk(3)));
+}
+
+#[test]
+fn a_memory_that_does_not_fit_or_is_not_whole_leaves_nothing() {
+    let from = with_memory();
+    let records = pack_memory(&from).unwrap();
+    let to = Host::new();
+    let before = to.left();
+    // Only the manifest is needed for that.
+    let unfit = unpack_memory(&to, &records[..1], "a1", Some("another processor"));
+    assert_eq!(unfit.unwrap(), Err("another processor".to_owned()));
+    assert_eq!(to.left(), before);
+    for (records, key, why) in [
+        (&records[..2], "a1", "end of file"),
+        (&records[..], "b2", "manifest was changed"),
+    ] {
+        let error = unpack_memory(&to, records, key, None).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+        assert_eq!(to.left(), before, "{why}");
+    }
+    assert!(to.storage.memories.list().unwrap().is_empty());
+}
+
+#[test]
+fn a_memory_that_is_removed_meanwhile_is_packed_no_further() {
+    let host = with_memory();
+    let build = of_memory("a1").build;
+    let removed = host
+        .storage
+        .pack_memory(&of_memory("a1"), &HashSet::new(), &|| true, &mut |_| {
+            host.storage.remove_memory(&build)
+        });
+    assert_eq!(removed.unwrap_err().kind(), io::ErrorKind::Interrupted);
+    assert_eq!(pack_memory(&host).unwrap_err().kind(), io::ErrorKind::NotFound);
+}

@@ -24,9 +24,10 @@ use parking_lot::Mutex;
 use protocol::node::{
     Adopted, AdoptedState, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, DiskStops, EgressCounters,
     ExpiredSandbox, ForkSandbox, FrozenSandbox, HostCapacity, HostReport, Image, LayerInfo, LayerStream, LiveSandbox,
-    MemoryInfo, NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvent, NodeEvents, NodeFuture, PackSandbox,
-    PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample,
-    SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, UnpackSandbox, UnpackedSandbox, Wanted, WantedState,
+    MemoryInfo, NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvent, NodeEvents, NodeFuture, PackMemory,
+    PackSandbox, PauseSandbox, PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxLog, SandboxSample,
+    SandboxStream, Snapshot, Stage, StartSandbox, StartedSandbox, UnpackMemory, UnpackSandbox, UnpackedSandbox, Wanted,
+    WantedState,
 };
 use protocol::template_file::BaseVersion;
 use tokio::io::AsyncReadExt as _;
@@ -546,6 +547,18 @@ impl NodeApi for FakeNode {
         parcel: LayerStream,
     ) -> NodeFuture<'_, Result<UnpackedSandbox, NodeError>> {
         Box::pin(self.unpack(request, parcel))
+    }
+
+    fn pack_memory(&self, request: PackMemory) -> NodeFuture<'_, Result<LayerStream, NodeError>> {
+        Box::pin(std::future::ready(self.pack_memory_of(&request)))
+    }
+
+    fn unpack_memory(
+        &self,
+        request: UnpackMemory,
+        parcel: LayerStream,
+    ) -> NodeFuture<'_, Result<MemoryInfo, NodeError>> {
+        Box::pin(self.unpack_memory_of(request, parcel))
     }
 
     fn base_version(&self) -> NodeFuture<'_, Result<BaseVersion, NodeError>> {

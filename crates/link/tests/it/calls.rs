@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::SandboxId;
+use model::id::{BuildId, SandboxId};
 use model::lifecycle::Kept;
 use model::secret::Secret;
 use protocol::node::{
-    Expired, ExpiredSandbox, LayerStream, NodeApi as _, NodeDeadline, NodeError, NodeEvent, Overdue, PackSandbox,
-    UnpackSandbox,
+    Expired, ExpiredSandbox, Image, LayerStream, NodeApi as _, NodeDeadline, NodeError, NodeEvent, Overdue, PackMemory,
+    PackSandbox, UnpackMemory, UnpackSandbox,
 };
 use protocol::parcel::{ChunkId, Record};
 use testkit::node::{Behaviour, FakeNode};
@@ -157,6 +157,34 @@ async fn parcels_cross_the_link_both_ways() {
     let unpacked = remote.unpack_sandbox(request("p1"), sent(&all)).await.unwrap();
     assert_eq!((unpacked.kept, unpacked.disk_bytes), (Kept::Filesystem, 1 << 20));
     assert!(unpacked.without_processes.is_some() && node.paused.lock().contains(&sandbox()));
+
+    let build: BuildId = "11111111-2222-4333-8444-555555555555".parse().unwrap();
+    let pack = PackMemory {
+        build: build.clone(),
+        parcel: "p1".to_owned(),
+        key: Secret::new("the-key".to_owned()),
+        known: vec![*id],
+    };
+    let missing = remote.pack_memory(pack.clone()).await.err();
+    assert!(matches!(missing, Some(NodeError::Unavailable(_))), "{missing:?}");
+    node.memories.lock().insert(build.clone(), Image::Base);
+    let mut stream = remote.pack_memory(pack.clone()).await.unwrap();
+    assert_eq!(Record::read(&mut stream).await.unwrap(), Record::Known(*id));
+    let manifest = Record::read(&mut stream).await.unwrap();
+    node.memories.lock().clear();
+    let request = |parcel: &str| UnpackMemory {
+        build: build.clone(),
+        parcel: parcel.to_owned(),
+        key: Secret::new("the-key".to_owned()),
+    };
+    assert!(!format!("{pack:?} {:?}", request("p1")).contains("the-key"));
+    let all = [manifest, chunk.clone()];
+    let refused = remote.unpack_memory(request("p2"), sent(&all)).await;
+    assert!(matches!(refused, Err(NodeError::Refused(_))), "{refused:?}");
+    assert!(node.memories.lock().is_empty());
+    let kept = remote.unpack_memory(request("p1"), sent(&all)).await.unwrap();
+    assert_eq!((&kept.build, kept.bytes), (&build, 1 << 20));
+    assert!(node.memories.lock().contains_key(&build));
 
     assert_eq!(remote.away_for(), None);
     serving.abort();

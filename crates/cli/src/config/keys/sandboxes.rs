@@ -112,9 +112,9 @@ keys! {
     },
     PAUSE_COPIES = {
         "pause.copies", None, Boolean, "true",
-        "Whether a server with nodes that have joined copies what is paused on disk to the blob store, encrypted, if it has one \
-         (`blobs.store`): other nodes go on with it where the node that has it is away, drains, is full or was forgotten. \
-         `ringfence up` makes no copies.",
+        "Whether a server with nodes that have joined copies what is paused on disk, and the memory of snapshots, to the blob store, \
+         encrypted, if it has one (`blobs.store`): other nodes go on with what is paused where the node that has it is away, drains, is \
+         full or was forgotten, and start sandboxes from the snapshots. `ringfence up` makes no copies.",
         pause.copies = boolean,
     },
     PAUSE_COPY_MIB_PER_S = {

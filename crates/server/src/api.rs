@@ -56,6 +56,7 @@ use error::ErrorBody;
 pub(crate) use error::{ApiError, Unplaced};
 use observe::{Observer, Operations};
 use sandboxes::{create, fork, injections, lifetime, list, logs, metrics, network, pause, single, snapshots};
+pub(crate) use signed::SIGNED_MAX_BYTES;
 use state::ApiState;
 pub(crate) use templates::find_own as find_own_template;
 

@@ -415,6 +415,11 @@ impl Nodes {
         self.placement.room()
     }
 
+    /// Any number, to order what is equal.
+    pub(crate) fn any(&self) -> usize {
+        self.placement.any()
+    }
+
     /// Whether a sandbox is on a node that is not served.
     pub(crate) fn is_absent(&self, id: &SandboxId) -> bool {
         self.state

@@ -108,7 +108,8 @@ pub(crate) enum Location {
 #[derive(Debug, Clone)]
 struct Other {
     link: Arc<ServerLink>,
-    room: Option<Room>,
+    /// What its nodes have left; nothing if it has not said so.
+    room: Room,
     /// Whether it has a node, as far as it says so.
     has_nodes: bool,
 }
@@ -219,16 +220,13 @@ impl OtherServers {
         !self.present.read().is_empty()
     }
 
-    /// The servers other than this one that may have room for a sandbox, the best first, and how good the best of them is.
-    pub(crate) fn with_room(&self) -> Vec<(Room, Arc<ServerLink>)> {
-        let present = self.present.read();
-        let rooms = present
-            .iter()
-            .filter_map(|other| Some((other.room?, Arc::clone(&other.link))));
-        let mut found: Vec<_> = rooms.filter(|(room, _)| room.nodes > 0).collect();
-        drop(present);
-        found.sort_by_key(|(room, _)| *room);
-        found
+    /// The servers other than this one, and what they have said that they have left: those with most come first, then those that
+    /// have nodes, then the others. All of that is old, so each may have room.
+    pub(crate) fn best_first(&self) -> Vec<(Room, Arc<ServerLink>)> {
+        let mut found: Vec<Other> = self.present.read().clone();
+        let any = || self.nodes.any();
+        found.sort_by_cached_key(|other| (other.room.nodes == 0, !other.has_nodes, other.room, any()));
+        found.into_iter().map(|other| (other.room, other.link)).collect()
     }
 
     /// Whether another server was there when this one looked last.
@@ -427,7 +425,7 @@ impl OtherServers {
                 present.push(Other {
                     link,
                     has_nodes: said.as_ref().is_none_or(|said| said.has_nodes),
-                    room: said.map(|said| said.room),
+                    room: said.map(|said| said.room).unwrap_or_default(),
                 });
             }
         }

@@ -18,7 +18,7 @@ use crate::signature::SignatureError;
 
 /// Largest body of a signed request, in bytes. It is hashed once for each form of a signature, before anybody is known to
 /// have signed it.
-const BODY_MAX: usize = 1024 * 1024;
+pub(crate) const SIGNED_MAX_BYTES: usize = 1024 * 1024;
 
 /// Extension of a request: the owner of the access key that signed it.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub(super) async fn verify(State(state): State<ApiState>, request: Request, next
         let key = state.signatures.key(&token).await?;
         let attempt = state.signatures.begin(peer).map_err(ApiError::too_many_requests)?;
         let (parts, body) = request.into_parts();
-        let body = read_limited(&parts.headers, body, BODY_MAX).await?;
+        let body = read_limited(&parts.headers, body, SIGNED_MAX_BYTES).await?;
         let owner = state.signatures.verify(&token, key, &parts, &body)?;
         state.signatures.succeeded(&attempt);
         let mut request = Request::from_parts(parts, Body::from(body));

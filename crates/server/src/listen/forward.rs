@@ -13,16 +13,18 @@
 mod paths;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use formats::percent::{self, Plus};
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use link::ServerLink;
 use model::id::{SandboxId, TeamId};
+use model::limits::BODY_MAX_BYTES;
 use proxy::ingress::answer::Answer;
 use proxy::ingress::route::Target;
 use proxy::ingress::{ClientBody, Ingress, refusal};
@@ -33,39 +35,44 @@ use self::paths::{creates, resumes, sandbox_in, template_worked_on};
 use super::Gateway;
 use super::forwarding::to_others::{API, API_CHOSEN, Chosen};
 use super::forwarding::{ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE, path_of};
-use crate::api::{ApiError, Unplaced, credential, find_own_template, read_limited};
+use crate::api::{ApiError, SIGNED_MAX_BYTES, Unplaced, credential, find_own_template, read_limited};
 use crate::authentication::{Owner, SessionOwner};
 use crate::ids::new_sandbox_id;
 use crate::operator::FromServer;
 use crate::others::Location;
 use crate::peers::ClientPeer;
 
-/// Longest body of a request that may be sent to several servers, in bytes. It is held here before it is known who sends it. What
-/// is longer, or of unknown length, is for the nodes of this server.
-const REPEATED_MAX_BYTES: usize = 64 << 10;
-/// How many servers are asked to create a sandbox at most, besides this one.
-const ASKED: usize = 3;
+/// How many servers are asked to create a sandbox at most, besides this one, and until when after the request. One that is not
+/// reached takes half of that.
+const ASKED: (usize, Duration) = (3, Duration::from_secs(10));
 
 /// What became of a create request at another server.
 enum Asked {
     /// The server has answered, with a sandbox or without.
     Answered(Response<Body>),
-    /// The server has no room, or was not reached.
-    Refused,
+    /// The server has no room, or was not reached, which its answer says.
+    Refused(Option<Response<Body>>),
     /// The server has not answered.
     Unknown,
 }
 
-/// A request whose short body was read, so that several servers can be asked.
+/// The right to hold the body of a request here, before that is answered.
+struct Holding {
+    /// How long it may be, in bytes, which is as long as where it is answered. Clients of JavaScript do not say it before.
+    most: usize,
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+/// A request whose body was read, so that several servers can be asked.
 struct Repeatable {
     parts: Parts,
     body: Bytes,
 }
 
 impl Repeatable {
-    async fn read(request: Request<ClientBody>) -> Result<Self, ApiError> {
+    async fn read(request: Request<ClientBody>, holding: &Holding) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
-        let body = read_limited(&parts.headers, Body::new(body), REPEATED_MAX_BYTES).await?;
+        let body = read_limited(&parts.headers, Body::new(body), holding.most).await?;
         Ok(Self {
             parts,
             body: body.into(),
@@ -138,12 +145,12 @@ impl Gateway {
         };
         // A server that is being stopped waits for what it has forwarded as for what it answers itself.
         let _answering = self.requests.token();
-        if creates(request.method(), request.uri().path()) && forwarding.others.is_several() && is_short(&request) {
-            let Some(_turn) = self.may_hold_body(&request).await else {
+        if creates(request.method(), request.uri().path()) && forwarding.others.is_several() {
+            let Some(holding) = self.may_hold_body(&request).await else {
                 // It is refused here, and what it sends is not read.
                 return Err(request);
             };
-            return Ok(Box::pin(self.create_anywhere(forwarding, request, client)).await);
+            return Ok(Box::pin(self.create_anywhere(forwarding, request, client, holding)).await);
         }
         if let Some(template) = template_worked_on(request.method(), request.uri().path())
             && forwarding.others.is_several()
@@ -171,14 +178,13 @@ impl Gateway {
             Location::Away
                 if resumes(request.method(), request.uri().path())
                     && forwarding.others.is_several()
-                    && self.services.sandboxes.parcels.is_some()
-                    && is_short(&request) =>
+                    && self.services.sandboxes.parcels.is_some() =>
             {
-                let Some(_turn) = self.may_hold_body(&request).await else {
+                let Some(holding) = self.may_hold_body(&request).await else {
                     // As where there is no other server.
                     return Err(request);
                 };
-                return Ok(Box::pin(self.resume_anywhere(forwarding, request, client)).await);
+                return Ok(Box::pin(self.resume_anywhere(forwarding, request, client, holding)).await);
             }
             Location::Here | Location::Away => return Err(request),
         };
@@ -208,13 +214,19 @@ impl Gateway {
 
     /// Whether the body of a request that creates or resumes a sandbox may be held before the request is answered: its client is
     /// known, or few others do that sign theirs, whose signature is that of the body.
-    async fn may_hold_body(&self, request: &Request<ClientBody>) -> Option<Option<OwnedSemaphorePermit>> {
+    async fn may_hold_body(&self, request: &Request<ClientBody>) -> Option<Holding> {
         if self.known_team(request).await.is_some() {
-            return Some(None);
+            return Some(Holding {
+                most: BODY_MAX_BYTES,
+                _turn: None,
+            });
         }
         self.services.signatures.token(request.headers())?.ok()?;
-        let turn = Arc::clone(&self.unknown_bodies).try_acquire_owned();
-        turn.ok().map(Some)
+        let turn = Arc::clone(&self.unknown_bodies).try_acquire_owned().ok()?;
+        Some(Holding {
+            most: SIGNED_MAX_BYTES,
+            _turn: Some(turn),
+        })
     }
 
     /// The team that a request has the credential of; none without a valid one, and where that is not known.
@@ -258,23 +270,27 @@ impl Gateway {
         }
     }
 
-    /// Creates a sandbox on a node of this server, or of another one if those here have no room or clearly less.
+    /// Creates a sandbox on a node of this server, or of another one if those here have no room or clearly less. What is known of
+    /// others is old, so it decides who is asked first, and a server refuses what those that were asked have refused.
     async fn create_anywhere(
         &self,
         forwarding: &Forwarding,
         request: Request<ClientBody>,
         client: ClientPeer,
+        holding: Holding,
     ) -> Response<Body> {
-        let request = match Repeatable::read(request).await {
+        let request = match Repeatable::read(request, &holding).await {
             Ok(request) => request,
             Err(error) => return error.into_response(),
         };
+        let until = Instant::now() + ASKED.1;
         let own = self.services.sandboxes.nodes.room();
-        let mut others = forwarding.others.with_room().into_iter().take(ASKED).peekable();
+        let mut others = forwarding.others.best_first().into_iter().take(ASKED.0).peekable();
+        let mut refused_there = None;
         if let Some((_, link)) = others.next_if(|(room, _)| room.is_clearly_better(own)) {
             match self.create_at(forwarding, &request, client, &link).await {
                 Asked::Answered(response) => return response,
-                Asked::Refused => {}
+                Asked::Refused(answer) => refused_there = answer,
                 Asked::Unknown => return ApiError::create_unknown().into_response(),
             }
         }
@@ -283,14 +299,18 @@ impl Gateway {
         if refused.extensions().get::<Unplaced>().is_none() {
             return refused;
         }
-        for (_, link) in others {
+        for (_, link) in others.take_while(|_| Instant::now() < until) {
             match self.create_at(forwarding, &request, client, &link).await {
                 Asked::Answered(response) => return response,
-                Asked::Refused => {}
+                Asked::Refused(answer) => refused_there = refused_there.or(answer),
                 Asked::Unknown => return ApiError::create_unknown().into_response(),
             }
         }
-        refused
+        // A server without nodes does not know why those of others refuse.
+        match refused_there {
+            Some(why) if !self.services.sandboxes.nodes.has_any() => why,
+            _ => refused,
+        }
     }
 
     /// Resumes a sandbox on a node of this server, or of another one if those here cannot have it: its own node is at none.
@@ -299,16 +319,19 @@ impl Gateway {
         forwarding: &Forwarding,
         request: Request<ClientBody>,
         client: ClientPeer,
+        holding: Holding,
     ) -> Response<Body> {
-        let request = match Repeatable::read(request).await {
+        let request = match Repeatable::read(request, &holding).await {
             Ok(request) => request,
             Err(error) => return error.into_response(),
         };
+        let until = Instant::now() + ASKED.1;
         let refused = self.answer_from_api_here(request.again(&self.ingress)).await;
         if refused.status() != StatusCode::SERVICE_UNAVAILABLE {
             return refused;
         }
-        for (_, link) in forwarding.others.with_room().into_iter().take(ASKED) {
+        let others = forwarding.others.best_first().into_iter().take(ASKED.0);
+        for (_, link) in others.take_while(|_| Instant::now() < until) {
             let asked = self.ask(forwarding, request.again(&self.ingress), client, &link);
             match asked.await {
                 Forwarded::Answered(response) if response.status() != StatusCode::SERVICE_UNAVAILABLE => {
@@ -337,7 +360,8 @@ impl Gateway {
                 tracing::info!(server.id = %link.other(), status, "a create request was forwarded");
                 Asked::Answered(response)
             }
-            Forwarded::NotThere(_) | Forwarded::Unsent(_) => Asked::Refused,
+            Forwarded::NotThere(response) => Asked::Refused(Some(response)),
+            Forwarded::Unsent(_) => Asked::Refused(None),
             Forwarded::Lost => Asked::Unknown,
         }
     }
@@ -438,13 +462,6 @@ impl Gateway {
         response.headers_mut().insert(ANSWERED, answered);
         response
     }
-}
-
-/// Whether the body of a request says that it is short enough to be sent again.
-fn is_short(request: &Request<ClientBody>) -> bool {
-    let length = request.headers().get(header::CONTENT_LENGTH);
-    let length: Option<usize> = length.and_then(|value| value.to_str().ok()?.parse().ok());
-    length.is_some_and(|length| length <= REPEATED_MAX_BYTES)
 }
 
 /// The client of a request to the API. What a reverse proxy says of its connection is not in a forwarded request.

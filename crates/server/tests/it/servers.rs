@@ -277,6 +277,80 @@ async fn a_create_goes_where_there_is_room() {
     two.close().await;
 }
 
+/// Sends a create request in chunks, as clients of JavaScript do, and returns the answer.
+async fn create_in_chunks(server: &Several, metadata: usize) -> String {
+    let body = format!(
+        r#"{{"templateID":"base","metadata":{{"a":"{}"}}}}"#,
+        "x".repeat(metadata)
+    );
+    let head = "POST /sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n";
+    let rest = format!(
+        "X-API-Key: {KEY}\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+        body.len()
+    );
+    let mut tcp = TcpStream::connect(server.addr).await.expect("connect");
+    tcp.write_all(format!("{head}{rest}").as_bytes())
+        .await
+        .expect("written");
+    let mut answer = String::new();
+    within(tcp.read_to_string(&mut answer)).await.expect("an answer");
+    answer
+}
+
+#[tokio::test]
+async fn a_create_whose_length_is_not_told_goes_where_there_is_room() {
+    let two = two().await;
+    two.one_of_each().await;
+    *two.nodes[0].start.lock() = Behaviour::Full;
+    two.servers[0].created().await;
+    for metadata in [1, 100 << 10] {
+        let answer = create_in_chunks(&two.servers[0], metadata).await;
+        assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+    }
+    let answer = create_in_chunks(&two.servers[0], 17 << 20).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    two.close().await;
+}
+
+/// Two servers, of which the second alone has a node.
+async fn one_without_nodes(node: &Arc<FakeNode>) -> ([Several; 2], Connected) {
+    let (first, second) = (
+        TempDir::new().expect("a directory"),
+        TempDir::new().expect("a directory"),
+    );
+    let store = open(first.path()).await;
+    seed(&store).await;
+    let authority = authority();
+    let one = Several::one_of(first, store.clone(), 1, Arc::clone(&authority), Some(as_they_are)).await;
+    let other = Several::one_of(second, store, 2, authority, Some(as_they_are)).await;
+    let servers = [one.expect("a server"), other.expect("a server")];
+    let connected = servers[1].join(node).await;
+    (servers, connected)
+}
+
+#[tokio::test]
+async fn what_is_not_known_of_the_nodes_of_others_is_no_reason_to_refuse() {
+    // One that cannot tell what it has left.
+    let node = FakeNode::new();
+    *node.room.lock() = None;
+    let (servers, connected) = one_without_nodes(&node).await;
+    servers[0].created().await;
+    for _ in 0..10 {
+        let reply = servers[0].create().await;
+        assert_eq!(reply.status, 201, "{reply:?}");
+    }
+    // They say why they refuse, and when to try again.
+    *node.start.lock() = Behaviour::Full;
+    let refused = servers[0].create().await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert_eq!(refused.json["error_code"], "sandbox_capacity_unavailable");
+    assert_ne!(refused.header("retry-after"), "");
+    drop(connected);
+    for server in servers {
+        server.close().await;
+    }
+}
+
 #[tokio::test]
 async fn limits_of_teams_hold_over_both() {
     let two = two_with(|settings| settings.limits.default.sandboxes = Some(8)).await;

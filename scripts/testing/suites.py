@@ -251,15 +251,14 @@ ALL: tuple[Suite, ...] = (
     node("javascript-2.8.4", ("smoke/test_javascript.py",), "javascript-2.8.4", "javascript", seconds=15, bound=300),
     node("cli", ("cli",), "cli", seconds=175),
     # A service of three servers behind one port: what one of them has made, the next one is asked about.
-    # In the long form alone, because a server without nodes has answered some creates with 503 there, on a busy machine.
-    Suite(
+    node(
         "javascript-balanced",
+        ("--balanced", f"{JAVASCRIPT}::test_over_http"),
+        "javascript-2.51.0",
         "javascript",
-        (),
-        ("-s", "--balanced", f"{JAVASCRIPT}::test_over_http"),
         seconds=60,
         bound=600,
-        environment={**NODE, "RINGFENCE_NODE_MODULES": "{npm-javascript-2.51.0}", **CRIU, **VERSITYGW},
+        environment=CRIU | VERSITYGW,
     ),
     Suite(
         "cli-balanced",

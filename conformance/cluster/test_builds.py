@@ -74,7 +74,7 @@ def test_a_step_gets_its_layers_from_a_node_that_drains(service: Service, server
             assert server.run("node", "drain", node.id).returncode == 0
             stack.callback(undrain, server, node)
             is_early = "echo last" not in said(building)
-            until(lambda: Template.get_build_status(building).status.value != "building", "it has ended", 60)
+            until(lambda: status(building) != "building", "it has ended", 60)
             if is_early:
                 return alias, fetched
             stack.close()
@@ -85,19 +85,62 @@ def test_a_step_gets_its_layers_from_a_node_that_drains(service: Service, server
         assert built(alias) == f"{alias}\nslept\nlast\n"
 
 
-def test_a_server_without_a_node_leaves_builds_to_another(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Two servers, the second without a node."""
     with running_service(tmp_path_factory.mktemp("n", numbered=True), servers=2, nodes=1, config=CONFIG) as service:
         assert [len(server.serves()) for server in service.servers] == [1, 0]
         # They tell each other about once a second.
         idle_for(3.0)
-        for server in service.servers:
-            server.use()
-            # Which server would build one depends on its id, which is random.
-            for number in range(4):
-                template = Template().from_template("base").run_cmd(f"echo {server.port} {number} > ~/steps")
-                building = Template.build_in_background(template, alias=f"of-{server.port}-{number}")
-                until(lambda building=building: Template.get_build_status(building).status.value == "ready", "it is built", 30)
-        assert built(f"of-{service.servers[1].port}-3") == f"{service.servers[1].port} 3\n"
+        yield service
+
+
+def test_a_server_without_a_node_leaves_builds_to_another(apart: Service) -> None:
+    for server in apart.servers:
+        server.use()
+        # Which server would build one depends on its id, which is random.
+        for number in range(4):
+            template = Template().from_template("base").run_cmd(f"echo {server.port} {number} > ~/steps")
+            building = Template.build_in_background(template, alias=f"of-{server.port}-{number}")
+            until(lambda building=building: status(building) == "ready", "it is built", 30)
+    assert built(f"of-{apart.servers[1].port}-3") == f"{apart.servers[1].port} 3\n"
+
+
+def test_a_server_without_a_node_writes_templates_to_files(apart: Service, tmp_path: Path) -> None:
+    first, second = apart.servers
+    second.use()
+    Template.build(Template().from_template("base").run_cmd("echo pushed > ~/steps"), alias="pushed")
+    pushed = second.run("template", "push", "pushed", str(tmp_path / "file.tar"))
+    assert pushed.returncode == 0, pushed.stderr
+    assert first.run("template", "pull", "pulled", str(tmp_path / "file.tar")).returncode == 0
+    assert built("pulled") == "pushed\n"
+    for name, why in (("unknown", "unknown"), ("base", "no layers of its own")):
+        refused = second.run("template", "push", name, str(tmp_path / "none.tar"))
+        assert refused.returncode != 0 and why in refused.stderr, refused.stderr
+
+
+def test_a_build_whose_server_has_lost_its_node_is_done_by_another(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running_service(tmp_path_factory.mktemp("l", numbered=True), config=CONFIG) as service:
+        first, second = service.servers
+        first.use()
+        idle_for(3.0)
+
+        def at_second() -> tuple[str, BuildInfo] | None:
+            """A build of the second server; which one that is depends on the id of the template."""
+            alias = f"lost-{next(numbers)}"
+            template = Template().from_template("base").run_cmd("echo first > ~/steps").run_cmd("sleep 4; echo slept >> ~/steps")
+            building = Template.build_in_background(template.run_cmd(f"echo {alias} >> ~/steps"), alias=alias)
+            server = f"SELECT s.address FROM builds b JOIN servers s ON s.id = b.node_id WHERE b.id = '{building.build_id}'"
+            return (alias, building) if service.postgres.ask(server) == second.nodes_address else None
+
+        numbers = itertools.count()
+        alias, building = until(at_second, "the second server builds", 60)
+        until(lambda: "sleep 4" in said(building), "the step runs", 60)
+        assert service.nodes[1].terminate() == 0
+        until(lambda: status(building) in ("ready", "error"), "it has ended", 120)
+        assert status(building) == "ready", said(building)
+        assert "begun again" in said(building)
+        assert built(alias) == f"first\nslept\n{alias}\n"
 
 
 def layers(node: Node) -> set[str]:
@@ -106,6 +149,10 @@ def layers(node: Node) -> set[str]:
 
 def undrain(server: Server, node: Node) -> None:
     assert server.run("node", "undrain", node.id).returncode == 0
+
+
+def status(building: BuildInfo) -> str:
+    return Template.get_build_status(building).status.value
 
 
 def said(building: BuildInfo) -> str:

@@ -3,7 +3,8 @@
 //! The row of a build is authoritative. A client requests a build, uploads files and starts it; then it waits for its
 //! turn on the node that has the files. What a build runs, it runs in sandboxes ([`run`]); this module does all the
 //! rest: limits in number and time, the log, and what becomes of it. A restart of the platform begins unfinished builds
-//! again, where finished steps come from the cache.
+//! again, where finished steps come from the cache, and so does the loss of a node. A server that has lost its last node leaves its
+//! builds to those that have some.
 
 pub(crate) mod collect;
 pub(crate) mod context;
@@ -20,7 +21,7 @@ pub(crate) mod snapshot;
 pub(crate) mod transfer;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use model::id::{BuildId, LayerId, NodeId, SandboxId, TeamId, TemplateId};
@@ -36,7 +37,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::context::{BuildContext, Pins, StepSandboxes};
+use self::context::{BuildContext, Pins, StepSandbox, StepSandboxes};
 use self::files::BuildFiles;
 use self::log::BuildLog;
 use self::recipe::{BuildFailure, BuildResult, Job, Recipe, Source, layers_of};
@@ -46,6 +47,7 @@ use crate::clock::{Clock, SECOND_US};
 use crate::keys::TokenSeed;
 use crate::node::NodeHandle;
 use crate::nodes::Nodes;
+use crate::others::OtherServers;
 use crate::seal::{SealError, Sealer};
 use crate::settings::BuildSettings;
 use crate::telemetry::Telemetry;
@@ -54,7 +56,7 @@ use crate::telemetry::Telemetry;
 const WAITING_MAX_S: i64 = 40 * 60;
 /// How long a build may take, from its first beginning.
 const BUILDING_MAX_S: i64 = 60 * 60;
-/// How often a build is begun again after a restart of the platform.
+/// How often a build is begun again after a restart of the platform, or as its node was lost.
 const RESTARTS_MAX: u32 = 3;
 /// Interval between checks for what was waiting too long or was cancelled by another server.
 const CHECK: Duration = Duration::from_secs(15);
@@ -116,6 +118,8 @@ pub(crate) struct Builds {
     /// A build was started.
     started: Notify,
     turns: Arc<Semaphore>,
+    /// The other servers; unset where this one works alone.
+    others: OnceLock<Arc<OtherServers>>,
 }
 
 /// A build in progress.
@@ -125,6 +129,15 @@ struct Running {
     pins: Pins,
     team: TeamId,
     sandboxes: StepSandboxes,
+}
+
+/// What became of a build that was run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ran {
+    /// It has ended, or whoever has it now sees to that.
+    Ended,
+    /// The node of its step was lost.
+    NodeLost,
 }
 
 /// A sandbox in which a step of a build runs.
@@ -190,7 +203,14 @@ impl Builds {
             pending_memories: Mutex::default(),
             memories_changed: Notify::new(),
             started: Notify::new(),
+            others: OnceLock::new(),
         }
+    }
+
+    /// Leaves builds to other servers from now on, while this one has no node.
+    pub(crate) fn share_with(&self, others: Arc<OtherServers>) {
+        // Only the start of a server does, once.
+        let _ = self.others.set(others);
     }
 
     /// The sealed credentials of a recipe.
@@ -299,8 +319,11 @@ impl Builds {
                     let (builds, stop) = (Arc::clone(self), stop.clone());
                     tasks.spawn(async move {
                         let id = job.id.clone();
-                        Box::pin(builds.run_to_end(job, pins, sandboxes, cancel, stop)).await;
+                        let ran = Box::pin(builds.run_to_end(job, pins, sandboxes, cancel, &stop)).await;
                         builds.running.lock().remove(&id);
+                        if ran == Ran::NodeLost {
+                            builds.begin_again(&id, &stop).await;
+                        }
                         drop(turn);
                     });
                 }
@@ -318,14 +341,41 @@ impl Builds {
         }
     }
 
-    /// Fails builds that wait for too long, and cancels those that another server has cancelled.
+    /// Fails builds that wait for too long, cancels those that another server has cancelled, and leaves them to another one if no node is
+    /// connected to this one: not at once, because a node whose connection was cut comes back within seconds.
     async fn check_builds(&self) {
+        let mut had_node = true;
         loop {
             tokio::time::sleep(CHECK).await;
+            let has_node = self.nodes.has_connected();
+            if !has_node
+                && !had_node
+                && let Err(error) = self.leave_builds().await
+            {
+                tracing::error!(error = %Chain(&error), "cannot leave builds to another server");
+            }
+            had_node = has_node;
             if let Err(error) = self.check_once().await {
                 tracing::error!(error = %Chain(&error), "cannot check builds");
             }
         }
+    }
+
+    /// Leaves all builds that were started to the servers that build their templates now.
+    async fn leave_builds(&self) -> Result<(), StoreError> {
+        let Some(others) = self.others.get() else {
+            return Ok(());
+        };
+        for build in self.rows.build_list_started().await? {
+            let Some(to) = others.home_with_nodes(build.template_id.as_str()) else {
+                return Ok(());
+            };
+            if self.rows.build_move(&build.id, &to, self.clock.now_us()).await? {
+                tracing::info!(build.id = %build.id, server.id = %to, "a build is left to another server: no node is connected to this one");
+                self.cancel(&[build.id]);
+            }
+        }
+        Ok(())
     }
 
     async fn check_once(&self) -> Result<(), StoreError> {
@@ -361,6 +411,23 @@ impl Builds {
         Ok(())
     }
 
+    /// Has a build whose node was lost wait for its turn again.
+    async fn begin_again(&self, id: &BuildId, stop: &CancellationToken) {
+        loop {
+            match self.rows.build_move(id, self.rows.node(), self.clock.now_us()).await {
+                Ok(_) => return self.started.notify_one(),
+                Err(error) => {
+                    tracing::error!(build.id = %id, error = %Chain(&error), "cannot begin a build again");
+                }
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(RETRY) => {}
+            }
+        }
+    }
+
     /// Runs one build to its end.
     async fn run_to_end(
         &self,
@@ -368,18 +435,23 @@ impl Builds {
         pins: Pins,
         sandboxes: StepSandboxes,
         cancel: CancellationToken,
-        stop: CancellationToken,
-    ) {
-        let id = row.id.clone();
+        stop: &CancellationToken,
+    ) -> Ran {
+        let (id, attempts) = (row.id.clone(), row.attempts);
         let end = match self.prepare(row, pins, sandboxes).await {
             Ok((context, job, deadline)) => {
                 let end = Box::pin(self.run(&context, &job, deadline, &cancel)).await;
-                self.end_sandboxes(&context.sandboxes).await;
+                let is_node_lost = self.end_sandboxes(&context.sandboxes).await;
                 let Some(end) = end else {
                     // Cancelled: the row has its end already. Or the server stops, and the next start begins it again.
                     context.log.finish().await;
-                    return;
+                    return Ran::Ended;
                 };
+                if is_node_lost && end.is_err() && attempts <= RESTARTS_MAX {
+                    tracing::info!(build.id = %id, "the node of a build was lost: it is begun again");
+                    context.log.finish().await;
+                    return Ran::NodeLost;
+                }
                 if let Some(span) = &context.span {
                     span.end(end.is_ok());
                 }
@@ -412,7 +484,7 @@ impl Builds {
                 Ok(is_ended) => {
                     let is_ready = matches!(end, BuildEnd::Ready { .. });
                     tracing::info!(build.id = %id, is_ready, is_ended, "a build has ended");
-                    return;
+                    return Ran::Ended;
                 }
                 Err(error) => {
                     tracing::error!(build.id = %id, error = %Chain(&error), "cannot store the end of a build");
@@ -420,7 +492,7 @@ impl Builds {
             }
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return Ran::Ended,
                 () = tokio::time::sleep(RETRY) => {}
             }
         }
@@ -471,7 +543,7 @@ impl Builds {
             context.log(
                 Level::Warn,
                 None,
-                "the platform was restarted: the build is begun again",
+                "the platform was restarted, or a node was lost: the build is begun again",
             );
         }
         let spent_us = self.clock.now_us() - row.started_us;
@@ -542,11 +614,14 @@ impl Builds {
         tokio::join!(ended, context.log.follow(&done)).0
     }
 
-    /// Ends the sandboxes that a build left.
-    async fn end_sandboxes(&self, sandboxes: &StepSandboxes) {
-        let left: Vec<SandboxId> = sandboxes.lock().drain().map(|(id, _)| id).collect();
-        for id in left {
-            match self.node.kill(&id).await {
+    /// Ends the sandboxes that a build left. Returns whether the node of one is not connected any more.
+    async fn end_sandboxes(&self, sandboxes: &StepSandboxes) -> bool {
+        let left: Vec<(SandboxId, StepSandbox)> = sandboxes.lock().drain().collect();
+        let mut is_node_lost = false;
+        for (id, _sandbox) in left {
+            let killed = self.node.kill(&id).await;
+            is_node_lost |= self.nodes.has_lost(&id);
+            match killed {
                 Ok(()) | Err(protocol::node::NodeError::NotFound(_)) => {}
                 Err(error) => {
                     tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot end a sandbox of a build");
@@ -562,6 +637,7 @@ impl Builds {
                 }
             }
         }
+        is_node_lost
     }
 }
 

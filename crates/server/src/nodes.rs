@@ -443,6 +443,12 @@ impl Nodes {
         !self.state.read().served.is_empty()
     }
 
+    /// Whether any is served and connected now.
+    pub(crate) fn has_connected(&self) -> bool {
+        let state = self.state.read();
+        state.served.iter().any(|node| node.handle.away_for().is_none())
+    }
+
     /// All that are served.
     pub(crate) fn all(&self) -> Vec<Arc<ServedNode>> {
         self.state.read().served.clone()
@@ -564,6 +570,11 @@ impl Nodes {
     fn admitted_by(&self, id: &SandboxId) -> Option<Arc<ServedNode>> {
         let node = self.admitted.lock().get(id)?.upgrade()?;
         Some(node).filter(|node| !node.over.is_cancelled())
+    }
+
+    /// Whether the node that has admitted a sandbox is not connected any more.
+    pub(crate) fn has_lost(&self, id: &SandboxId) -> bool {
+        self.admitted_by(id).is_none_or(|node| node.handle.away_for().is_some())
     }
 
     /// The nodes on which a sandbox can be placed, the best first; none of those that drain.

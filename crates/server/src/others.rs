@@ -245,6 +245,13 @@ impl OtherServers {
         Some(Arc::clone(&other.link))
     }
 
+    /// The server that builds a template while this one has no node; none if no other one has any.
+    pub(crate) fn home_with_nodes(&self, template: &str) -> Option<NodeId> {
+        let present = self.present.read();
+        let able = present.iter().filter(|other| other.has_nodes);
+        home_among(able.map(|other| other.link.other()), template).cloned()
+    }
+
     /// Where a sandbox is that is not in the registry. The database is asked if nobody has lately, on behalf of a client.
     pub(crate) async fn find(&self, id: &SandboxId, peer: Option<Peer>) -> Location {
         if !id.is_issued() {

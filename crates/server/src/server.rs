@@ -172,6 +172,7 @@ impl Server {
             let forwarding = Arc::new(forwarding);
             let _ = server.operator.forwarding.set(Arc::clone(&forwarding));
             server.gateway.forward_with(forwarding);
+            background.builds.share_with(Arc::clone(others));
             let from_others = FromOthers::new(
                 Arc::clone(&server.gateway),
                 server.tasks.connections.clone(),

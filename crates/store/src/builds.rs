@@ -11,7 +11,7 @@ use model::id::{BuildId, NodeId, TemplateId};
 
 pub use self::cache::CachedLayerRow;
 pub use self::files::FileRow;
-pub use self::jobs::{BuildEnd, BuildJob, BuildStart, Started};
+pub use self::jobs::{BuildEnd, BuildJob, BuildStart, Started, StartedBuild};
 pub use self::logs::{BuildLogQuery, BuildLogRow, BuildLogSize};
 pub use self::reason::BuildReason;
 pub use self::request::{BuildRequested, BuildTarget, NewBuild};

@@ -99,45 +99,47 @@ impl BuildContext {
     }
 
     /// Starts a sandbox, which has no row: no client can see it, and a restart of the platform ends it. It counts as one
-    /// of the host, and waits while the host has no capacity for it.
+    /// of the host, and waits while the host has no capacity for it, or no node is connected.
     pub(crate) async fn start(&self, request: StartSandbox) -> Result<StartedSandbox, StartError> {
-        let id = request.id.clone();
-        let sandbox = StepSandbox {
-            template: request.template.clone(),
-            resources: request.resources,
-            started_us: self.clock.now_us(),
-            _capacity: self.capacity(&id, &request).await?,
-        };
-        self.sandboxes.lock().insert(id.clone(), sandbox);
-        let started = self.node.start_patiently(&Some(self.team.clone()), request).await;
-        if started.is_err() && !matches!(started, Err(NodeError::Unreachable(_))) {
-            self.sandboxes.lock().remove(&id);
+        let mut waited = Duration::ZERO;
+        loop {
+            let why = match self.start_at_once(&request).await {
+                Err(StartError::NoCapacity(why)) if waited < CAPACITY_WAIT => why.to_string(),
+                // Nothing was begun.
+                Err(StartError::Node(away @ NodeError::Away)) if waited < CAPACITY_WAIT => away.to_string(),
+                done => return done,
+            };
+            if waited.is_zero() {
+                self.log(Level::Warn, None, format!("the step waits for the host: {why}"));
+            }
+            tokio::time::sleep(CAPACITY_RETRY).await;
+            waited += CAPACITY_RETRY;
         }
-        Ok(started?)
     }
 
-    /// A share of the host for one sandbox, once it has one.
-    async fn capacity(&self, id: &SandboxId, request: &StartSandbox) -> Result<HostShare, NoCapacity> {
-        let mut waited = Duration::ZERO;
+    async fn start_at_once(&self, request: &StartSandbox) -> Result<StartedSandbox, StartError> {
+        let id = &request.id;
         let needs = Needs {
             image: &request.image,
             memory: None,
             memory_mb: request.resources.memory_mb,
             pool: None,
         };
-        loop {
-            match self.nodes.admit_to_any(id, needs).await {
-                Ok(permit) => return Ok(permit),
-                Err(why) if waited >= CAPACITY_WAIT => return Err(why),
-                Err(why) => {
-                    if waited.is_zero() {
-                        self.log(Level::Warn, None, format!("the step waits for the host: {why}"));
-                    }
-                    tokio::time::sleep(CAPACITY_RETRY).await;
-                    waited += CAPACITY_RETRY;
-                }
-            }
+        let sandbox = StepSandbox {
+            template: request.template.clone(),
+            resources: request.resources,
+            started_us: self.clock.now_us(),
+            _capacity: self.nodes.admit_to_any(id, needs).await?,
+        };
+        self.sandboxes.lock().insert(id.clone(), sandbox);
+        let started = self
+            .node
+            .start_patiently(&Some(self.team.clone()), request.clone())
+            .await;
+        if started.is_err() && !matches!(started, Err(NodeError::Unreachable(_))) {
+            self.sandboxes.lock().remove(id);
         }
+        Ok(started?)
     }
 
     /// Ends a sandbox and keeps what it wrote as a layer.

@@ -33,11 +33,12 @@ use tower::ServiceExt as _;
 
 use self::paths::{creates, resumes, sandbox_in, template_worked_on};
 use super::Gateway;
-use super::forwarding::to_others::{API, API_CHOSEN, Chosen};
-use super::forwarding::{ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE, path_of};
+use super::forwarding::to_others::API;
+use super::forwarding::{
+    ANSWERED, Forwarded, Forwarding, HEAD, HERE, Head, HeadOwner, NOT_HERE, is_of_template_file, path_of,
+};
 use crate::api::{ApiError, SIGNED_MAX_BYTES, Unplaced, credential, find_own_template, read_limited};
 use crate::authentication::{Owner, SessionOwner};
-use crate::ids::new_sandbox_id;
 use crate::operator::FromServer;
 use crate::others::Location;
 use crate::peers::ClientPeer;
@@ -366,7 +367,7 @@ impl Gateway {
         }
     }
 
-    /// Sends a request that is about no sandbox to a server.
+    /// Sends a request of a client that is about no sandbox to a server.
     async fn ask(
         &self,
         forwarding: &Forwarding,
@@ -374,18 +375,11 @@ impl Gateway {
         client: ClientPeer,
         link: &Arc<ServerLink>,
     ) -> Forwarded {
-        // It names the request on its way to the stream, and is that of no sandbox.
-        let id = match new_sandbox_id() {
-            Ok(id) => id,
-            Err(error) => return Forwarded::Unsent(ApiError::internal().caused_by(error).into_response()),
-        };
-        let _chosen = Chosen::new(&forwarding.chosen, &id, link);
-        let target = Target { id, port: API_CHOSEN };
         let head = Head {
             owner: owner_of(&request),
             ..Head::of(None, None, client)
         };
-        forwarding.send(request, &head, &target, &forwarding.api).await
+        forwarding.send_to(link, request, &head, &forwarding.api).await
     }
 
     /// Answers a request that another server has forwarded.
@@ -404,7 +398,7 @@ impl Gateway {
                 .map(Body::new);
         };
         if head.is_operator {
-            return self.kill_for_operator(Request::from_parts(parts, body), &head).await;
+            return self.answer_operator(Request::from_parts(parts, body), &head).await;
         }
         let client = ClientPeer {
             peer: head.peer,
@@ -433,24 +427,28 @@ impl Gateway {
         response
     }
 
-    /// Kills a sandbox for the operator, who has asked another server.
+    /// Kills a sandbox for the operator, who has asked another server, or reads a part of a template as a file.
     ///
     /// No client can ask for that. The head is read from streams between servers alone, which only a server can open, and the
     /// server that opens one writes the head of each request itself, in place of whatever its client has sent under that name
     /// ([`Forwarding::send`]). At the ports for clients the header means nothing. And the head of the operator opens nothing of the
-    /// operator API but the end of the sandbox that it names.
-    async fn kill_for_operator(&self, mut request: Request<ClientBody>, head: &Head) -> Response<Body> {
-        let asked = head.sandbox.as_ref().filter(|id| {
-            head.port.is_none() && request.method() == Method::DELETE && request.uri().path() == path_of(id)
-        });
-        let Some(id) = asked else {
-            let why = "of the operator's requests, only one that kills a sandbox is forwarded".to_owned();
-            return self.proxy_answer(&request, &Answer::BadRequest(why));
+    /// operator API but the end of the sandbox that it names, and what templates consist of.
+    async fn answer_operator(&self, mut request: Request<ClientBody>, head: &Head) -> Response<Body> {
+        let path = request.uri().path();
+        let is_known = match &head.sandbox {
+            Some(id) => request.method() == Method::DELETE && path == path_of(id),
+            None => request.method() == Method::GET && is_of_template_file(path),
         };
+        if !is_known || head.port.is_some() {
+            let why = "of the operator's requests, only those are forwarded that kill a sandbox or read a template"
+                .to_owned();
+            return self.proxy_answer(&request, &Answer::BadRequest(why));
+        }
         if !self.is_ready() {
             return self.proxy_answer(&request, &Answer::Unavailable);
         }
-        let is_here = self.services.registry.get(id).is_some();
+        let id = head.sandbox.as_ref();
+        let is_here = id.is_none_or(|id| self.services.registry.get(id).is_some());
         // A server that is being stopped waits for it.
         let _answering = self.requests.token();
         request.extensions_mut().insert(FromServer);

@@ -6,8 +6,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::response::IntoResponse as _;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use link::ServerLink;
 use model::id::{SandboxId, TeamId, UserId};
 use proxy::ingress::route::Target;
 use proxy::ingress::{Access, ClientBody, Dial, Ingress};
@@ -16,7 +18,9 @@ use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::to_others::{API, AllChosen, Api, ToOthers, Traffic};
+use self::to_others::{API, API_CHOSEN, AllChosen, Api, Chosen, ToOthers, Traffic};
+use crate::api::ApiError;
+use crate::ids::new_sandbox_id;
 use crate::others::{Location, OtherServers};
 use crate::peers::{ClientPeer, Peer};
 use crate::settings::ConnectionLimits;
@@ -46,8 +50,9 @@ pub(super) struct Head {
     pub(super) is_tls: bool,
     /// Whom a session of the dashboard acts for, which the server that has the session has checked.
     pub(super) owner: Option<HeadOwner>,
-    /// Whether the operator asks, through the socket or a session of the operator at the other server, to kill the sandbox.
-    /// That is all that it allows. A server that does not know this field yet kills the sandbox as `owner` asks.
+    /// Whether the operator asks, through the socket or a session of the operator at the other server, to kill the sandbox, or,
+    /// without one, to read templates as files. That is all that it allows. A server that does not know this field yet kills the
+    /// sandbox as `owner` asks.
     #[serde(default)]
     pub(super) is_operator: bool,
 }
@@ -113,7 +118,7 @@ impl Forwarding {
     }
 
     /// The servers that requests are forwarded to.
-    pub(super) fn others(&self) -> &OtherServers {
+    pub(crate) fn others(&self) -> &OtherServers {
         &self.others
     }
 
@@ -153,6 +158,40 @@ impl Forwarding {
         Some(forwarded)
     }
 
+    /// Has another server answer what the operator wants to read of templates, whose layers are on its nodes.
+    pub(crate) async fn read_for_operator(&self, of: &Uri, link: &Arc<ServerLink>) -> Forwarded {
+        let mut request = Request::new(self.operator.body_of(Bytes::new()));
+        *request.uri_mut() = of.clone();
+        let client = ClientPeer {
+            peer: None,
+            is_loopback: true,
+            is_tls: false,
+        };
+        let head = Head {
+            is_operator: true,
+            ..Head::of(None, None, client)
+        };
+        self.send_to(link, request, &head, &self.operator).await
+    }
+
+    /// Forwards a request that is about no sandbox to a server.
+    pub(super) async fn send_to(
+        &self,
+        link: &Arc<ServerLink>,
+        request: Request<ClientBody>,
+        head: &Head,
+        ingress: &Ingress,
+    ) -> Forwarded {
+        // It names the request on its way to the stream, and is that of no sandbox.
+        let id = match new_sandbox_id() {
+            Ok(id) => id,
+            Err(error) => return Forwarded::Unsent(ApiError::internal().caused_by(error).into_response()),
+        };
+        let _chosen = Chosen::new(&self.chosen, &id, link);
+        let target = Target { id, port: API_CHOSEN };
+        self.send(request, head, &target, ingress).await
+    }
+
     /// Whether a sandbox that is not in the registry is on a node of another server, on behalf of a client.
     pub(super) async fn is_at_another(&self, id: &SandboxId, client: ClientPeer) -> Location {
         self.others.find(id, client.peer).await
@@ -177,6 +216,11 @@ impl Forwarding {
             None => Forwarded::Lost,
         }
     }
+}
+
+/// Whether a path of the operator API is what a template consists of, or one of its layers.
+pub(super) fn is_of_template_file(path: &str) -> bool {
+    path == "/template" || path.starts_with("/layers/")
 }
 
 /// The path of a request that kills a sandbox.

@@ -1,12 +1,14 @@
 //! Sandboxes on nodes of other servers of the service, and on nodes that no server has: where they are, and who can end them.
 //!
 //! Any server of a service lists all sandboxes, from the rows, and has the server of a node kill what is on it. What is streamed,
-//! such as a shell, is only at the server of the node: everywhere else, the error names its host.
+//! such as a shell, is only at the server of the node: everywhere else, the error names its host. Templates are read as files from
+//! any server whose nodes have their layers.
 
 use std::collections::HashMap;
 
 use axum::body::{Body, to_bytes};
-use http::{Response, StatusCode};
+use axum::response::IntoResponse as _;
+use http::{Response, StatusCode, Uri};
 use model::id::{NodeId, SandboxId};
 use store::error::StoreError;
 use store::servers::ServerPlace;
@@ -130,6 +132,25 @@ pub(super) async fn kill(operator: &Operator, id: &SandboxId) -> Result<StatusCo
     }
     let why = format!("sandbox {id} is being moved from one server to another: run the command again in a moment");
     Err(ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))
+}
+
+/// What another server says of a template that this one cannot read, because its layers are on nodes of others: the answer of the first
+/// that can. If none can, it is why this one cannot, or, if it has no node, why another one cannot.
+pub(super) async fn read(operator: &Operator, of: &Uri, refused: ErrorResponse) -> Response<Body> {
+    let Some(forwarding) = operator.forwarding.get() else {
+        return refused.into_response();
+    };
+    let mut told = None;
+    for (_, link) in forwarding.others().best_first() {
+        if let Forwarded::Answered(response) = forwarding.read_for_operator(of, &link).await {
+            if response.status().is_success() {
+                return response;
+            }
+            told.get_or_insert(response);
+        }
+    }
+    told.filter(|_| !operator.sandboxes.nodes.has_any())
+        .unwrap_or_else(|| refused.into_response())
 }
 
 /// Ends a sandbox that is at no server: one that is paused, with a copy in the blob store.

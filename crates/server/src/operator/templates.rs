@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse as _, Response};
-use http::StatusCode;
+use axum::{Extension, Json};
+use http::{StatusCode, Uri};
 use http_body_util::{BodyDataStream, BodyExt as _};
 use model::id::{LayerId, TeamId};
 use protocol::node::NodeError;
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 use tokio_util::io::{ReaderStream, StreamReader};
 
-use super::context::{ErrorResponse, Operator, team_names};
+use super::context::{ErrorResponse, FromServer, Operator, team_names};
+use super::elsewhere;
 use crate::builds::transfer::{Destination, Manifest, TransferError};
 use crate::chain::Chain;
 use crate::templates::TemplateName;
@@ -116,8 +117,18 @@ pub(super) struct TemplateParameters {
 pub(super) async fn read_manifest(
     State(operator): State<Operator>,
     Query(wanted): Query<TemplateParameters>,
-) -> Result<Json<Manifest>, ErrorResponse> {
-    let team = team_of(&operator, &wanted.team).await?;
+    of: Uri,
+    from: Option<Extension<FromServer>>,
+) -> Response {
+    match manifest_of(&operator, wanted).await {
+        Ok(manifest) => manifest.into_response(),
+        Err(refused) if from.is_none() => elsewhere::read(&operator, &of, refused).await,
+        Err(refused) => refused.into_response(),
+    }
+}
+
+async fn manifest_of(operator: &Operator, wanted: TemplateParameters) -> Result<Json<Manifest>, ErrorResponse> {
+    let team = team_of(operator, &wanted.team).await?;
     let text = wanted.name.unwrap_or_default();
     let name = TemplateName::parse(&text).map_err(|error| bad(error.to_string()))?;
     let (_, build) = name
@@ -131,7 +142,17 @@ pub(super) async fn read_manifest(
 pub(super) async fn read_layer(
     State(operator): State<Operator>,
     Path(id): Path<String>,
-) -> Result<Response, ErrorResponse> {
+    of: Uri,
+    from: Option<Extension<FromServer>>,
+) -> Response {
+    match archive_of(&operator, &id).await {
+        Ok(archive) => archive,
+        Err(refused) if from.is_none() => elsewhere::read(&operator, &of, refused).await,
+        Err(refused) => refused.into_response(),
+    }
+}
+
+async fn archive_of(operator: &Operator, id: &str) -> Result<Response, ErrorResponse> {
     let layer: LayerId = id
         .parse()
         .map_err(|_| bad(format!("{id:?} is not the id of a layer")))?;

@@ -173,7 +173,7 @@ async fn forward(to: &Several, about: &SandboxId, method: &str, path: &str, head
 }
 
 #[tokio::test]
-async fn the_head_of_the_operator_kills_its_sandbox_and_opens_nothing_else() {
+async fn the_head_of_the_operator_kills_its_sandbox_or_reads_templates_and_opens_nothing_else() {
     let two = two().await;
     let [_, first] = two.one_of_each().await;
     let [_, second] = two.one_of_each().await;
@@ -194,6 +194,21 @@ async fn the_head_of_the_operator_kills_its_sandbox_and_opens_nothing_else() {
     }
     let with_port = head.replace(r#""port":null"#, r#""port":3000"#);
     assert_eq!(forward(server, &first, "DELETE", &path, &with_port).await, 400);
+    // Without a sandbox it reads templates.
+    let mut of_templates: Value = serde_json::from_str(&head).expect("a head");
+    of_templates["sandbox"] = Value::Null;
+    let of_templates = of_templates.to_string();
+    for (method, asked, status) in [
+        ("GET", "/template?team=nobody", 404),
+        ("POST", "/template?team=nobody", 400),
+        ("GET", "/sandboxes", 400),
+        ("GET", "/metrics", 400),
+        ("POST", "/collections", 400),
+        ("DELETE", path.as_str(), 400),
+    ] {
+        let answered = forward(server, &first, method, asked, &of_templates).await;
+        assert_eq!(answered, status, "{method} {asked}");
+    }
     // What a server reads that does not know the field yet: a request of the team.
     let mut of_team: Value = serde_json::from_str(&head).expect("a head");
     of_team["is_operator"] = false.into();

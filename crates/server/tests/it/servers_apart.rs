@@ -14,6 +14,7 @@ use server::settings::{BlobSettings, ServerSettings};
 use store::Store;
 use store::builds::{BuildRow, BuildStatus};
 use store::nodes::{Lease, LeaseOutcome, LeaseRequest};
+use store::servers::ServerRow;
 use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -76,15 +77,29 @@ async fn servers_with_wrong_clocks_see_each_other() {
     drop(database);
 }
 
-/// Two servers that know of each other.
+/// Two servers that know of each other, and that the other one has a node.
 async fn two_together() -> Two {
     let two = two().await;
-    // Each learns of the other one, and of the room on its node, about a second after that has started.
-    for (node, server) in two.nodes.iter().zip(&two.servers) {
-        *node.start.lock() = Behaviour::Full;
-        server.created().await;
-        *node.start.lock() = Behaviour::Works;
-    }
+    let store = &two.servers[0].store;
+    let has_node = |server: &ServerRow| {
+        let said = server.room_json.as_deref();
+        said.is_some_and(|said| said.contains(r#""has_nodes":true"#))
+    };
+    let knowing = async {
+        // Each says so, reads what the other one has said, and says something again.
+        let mut since_us = 0;
+        for _ in 0..3 {
+            since_us = loop {
+                let servers = store.server_list().await.expect("a list");
+                let is_new = |server: &ServerRow| server.seen_us > since_us && has_node(server);
+                if servers.len() == 2 && servers.iter().all(is_new) {
+                    break servers.iter().map(|server| server.seen_us).max().expect("two");
+                }
+                pause().await;
+            };
+        }
+    };
+    within(knowing).await;
     two
 }
 

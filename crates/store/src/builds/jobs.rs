@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use model::id::{BuildId, TeamId, TemplateId};
+use model::id::{BuildId, NodeId, TeamId, TemplateId};
 
 use super::reason::BuildReason;
 use crate::error::{StoreError, classify};
@@ -58,6 +58,26 @@ pub struct BuildJob {
     pub recipe_json: String,
     /// The credentials of a registry.
     pub registry_sealed: Option<SealedSecret>,
+}
+
+/// A build that was started and has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartedBuild {
+    /// The build.
+    pub id: BuildId,
+    /// Its template.
+    pub template_id: TemplateId,
+}
+
+impl FromColumns for StartedBuild {
+    const TABLE: &'static str = "builds";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: columns.id("id")?,
+            template_id: columns.id("template_id")?,
+        })
+    }
 }
 
 /// How a build ended.
@@ -388,6 +408,32 @@ impl NodeRows {
         .bind(now_us)
         .bind(self.lease_key.clone());
         self.store.db.write_durably("build", "take over builds", adopt).await
+    }
+
+    /// Lists the builds of this node that were started and have not ended.
+    pub async fn build_list_started(&self) -> Result<Vec<StartedBuild>, StoreError> {
+        let query = sqlx::query(concat!(
+            "SELECT id, template_id FROM builds WHERE node_id = ",
+            held!("$1"),
+            " AND (status = 'building' OR (status = 'waiting' AND requested_us IS NOT NULL)) ORDER BY requested_us, id"
+        ))
+        .bind(self.lease_key.clone());
+        self.store.db.read_all("list started builds", query).await
+    }
+
+    /// Has a build of this node that was started wait for its turn again, at this node or another one. `false` when it has ended.
+    pub async fn build_move(&self, id: &BuildId, to: &NodeId, now_us: i64) -> Result<bool, StoreError> {
+        let query = sqlx::query(concat!(
+            "UPDATE builds SET status = 'waiting', requested_us = $4, node_id = $3 WHERE id = $1 AND node_id = ",
+            held!("$2"),
+            " AND (status = 'building' OR (status = 'waiting' AND requested_us IS NOT NULL))"
+        ))
+        .bind(id.as_str())
+        .bind(self.lease_key.clone())
+        .bind(to.as_str())
+        .bind(now_us);
+        let changed = self.store.db.write_durably("build", "move a build", query).await?;
+        Ok(changed > 0)
     }
 
     /// Lists the builds of this node that are in progress.

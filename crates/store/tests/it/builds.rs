@@ -4,7 +4,7 @@ use model::id::{BuildId, LayerId};
 use model::log::Level;
 use store::builds::{
     BuildEnd, BuildLogQuery, BuildLogRow, BuildReason, BuildRequested, BuildStart, BuildStatus, BuildTarget,
-    CachedLayerRow, FileRow, NewBuild,
+    CachedLayerRow, FileRow, NewBuild, StartedBuild,
 };
 use store::keys::SealedSecret;
 use store::nodes::NodeRows;
@@ -275,6 +275,46 @@ pub(crate) async fn builds_of_a_server_that_is_gone_are_begun_elsewhere(db: Data
         status(&store, 1, 2).await,
         (BuildStatus::Failed, Some("restarts".to_owned()))
     );
+    store.close().await;
+}
+
+pub(crate) async fn builds_move_to_another_server(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let (rows, other) = (
+        store.of_node(node_id(1), FIRST_EPOCH),
+        store.of_node(node_id(2), FIRST_EPOCH),
+    );
+    for (number, alias) in [(1, "a"), (2, "b"), (3, "c")] {
+        request(&store, &new(number, Some(alias), &["default"])).await;
+    }
+    for number in [1, 2] {
+        let _ = rows
+            .build_start(&template_id(number), &build_id(number), &start(11))
+            .await
+            .unwrap();
+    }
+    assert_eq!(begin(&rows, 12).await, Some(build_id(1)));
+    // One that runs and one that waits, and none that its client has not started.
+    let listed = |builds: Vec<StartedBuild>| builds.into_iter().map(|build| build.id).collect::<Vec<_>>();
+    let started = listed(rows.build_list_started().await.unwrap());
+    assert_eq!(started, [build_id(1), build_id(2)]);
+    assert_eq!(listed(other.build_list_started().await.unwrap()), []);
+    for (number, is_left) in [(1, true), (2, true), (3, false)] {
+        let left = rows.build_move(&build_id(number), &node_id(2), 20).await.unwrap();
+        assert_eq!(left, is_left, "{number}");
+    }
+    // The one that had it changes nothing any more.
+    assert!(!rows.build_end(&build_id(1), &ready("{}"), 22).await.unwrap());
+    assert!(!rows.build_move(&build_id(1), &node_id(2), 22).await.unwrap());
+    assert_eq!(listed(rows.build_list_started().await.unwrap()), []);
+    assert_eq!(begin(&other, 23).await, Some(build_id(1)));
+    // It may also wait where it is, behind the others.
+    assert!(other.build_move(&build_id(1), &node_id(2), 24).await.unwrap());
+    assert_eq!(begin(&other, 25).await, Some(build_id(2)));
+    assert_eq!(begin(&other, 26).await, Some(build_id(1)));
+    assert!(other.build_end(&build_id(1), &ready("{}"), 27).await.unwrap());
+    assert_eq!(listed(other.build_list_started().await.unwrap()), [build_id(2)]);
     store.close().await;
 }
 

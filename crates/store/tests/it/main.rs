@@ -77,6 +77,7 @@ const CASES: &[(&str, Case)] = cases![
     builds::requests_name_tag_and_supersede,
     builds::builds_are_begun_once_and_ended_once,
     builds::builds_of_a_server_that_is_gone_are_begun_elsewhere,
+    builds::builds_move_to_another_server,
     builds::tags_can_be_set_back,
     builds::tags_have_a_history,
     tags::tags_are_bounded,

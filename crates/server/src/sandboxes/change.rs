@@ -1,10 +1,13 @@
 //! What changes of running sandboxes have in common.
 
-use model::lifecycle::command::Refusal;
+use std::sync::Arc;
+
+use model::lifecycle::command::{Command, Refusal};
 use protocol::node::NodeError;
 use store::error::StoreError;
 
-use super::entry::NotChanged;
+use super::Sandboxes;
+use super::entry::{NotChanged, SandboxEntry, Turn};
 use crate::seal::SealError;
 
 /// Why a running sandbox was not changed.
@@ -12,6 +15,9 @@ use crate::seal::SealError;
 pub(crate) enum ChangeError {
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The row is in doubt, or behind the sandbox: another attempt can work.
+    #[error("the row of the sandbox is not as it should be")]
+    Stale,
     #[error("the sandbox is being ended")]
     Stopping,
     /// Another command pauses, resumes or copies the sandbox; the text is the verb.
@@ -36,7 +42,7 @@ pub(crate) enum ChangeError {
 impl From<NotChanged> for ChangeError {
     fn from(why: NotChanged) -> Self {
         match why {
-            NotChanged::Stale => Self::Stopping,
+            NotChanged::Stale => Self::Stale,
             NotChanged::Missing => Self::Gone,
             NotChanged::Store(error) => Self::Store(error),
         }
@@ -52,5 +58,14 @@ impl From<Refusal> for ChangeError {
             Refusal::InSnapshot => Self::Changing("copied"),
             Refusal::Running | Refusal::Paused | Refusal::Gone => Self::Gone,
         }
+    }
+}
+
+impl Sandboxes {
+    /// Waits for the turn of a change of the settings in the row of a sandbox, unless that is refused.
+    pub(super) async fn turn_to_change<'a>(&self, entry: &'a Arc<SandboxEntry>) -> Result<Turn<'a>, ChangeError> {
+        let turn = entry.turn_unless_refused(Command::Change).await?;
+        self.recording.settle(&turn).await?;
+        Ok(turn)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use model::lifecycle::command::{AtDeadline, Command, Deadlines};
+use model::lifecycle::command::{AtDeadline, Deadlines};
 use store::sandboxes::SandboxRow;
 use tokio_util::sync::CancellationToken;
 
@@ -41,7 +41,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         deadline: Deadline,
     ) -> Result<SandboxRow, ChangeError> {
-        let turn = entry.turn_unless_refused(Command::Change).await?;
+        let turn = self.turn_to_change(entry).await?;
         let before_us = turn.end_us();
         let after_us = match deadline {
             Deadline::Exactly(end_us) => end_us,

@@ -156,7 +156,7 @@ pub(crate) enum StopOutcome {
 /// Why a row was not changed.
 #[derive(Debug)]
 pub(crate) enum NotChanged {
-    /// Another start has changed the row, or its state does not allow the change.
+    /// The row is another one than is known, or behind the sandbox, after the database has failed: it is in doubt.
     Stale,
     /// There is no row any more.
     Missing,
@@ -552,18 +552,17 @@ impl Turn<'_> {
 
     /// Takes over the outcome of a change of the row, and passes it on.
     pub(crate) fn changed(&self, outcome: Result<Change<SandboxRow>, StoreError>) -> Result<SandboxRow, NotChanged> {
-        match outcome {
+        let why = match outcome {
             Ok(Change::Applied(row)) => {
                 self.read(&row);
-                Ok(row)
+                return Ok(row);
             }
-            Ok(Change::Stale) => Err(NotChanged::Stale),
-            Ok(Change::Missing) => Err(NotChanged::Missing),
-            Err(error) => {
-                self.entry.change(|current| current.is_row_in_doubt = true);
-                Err(NotChanged::Store(error))
-            }
-        }
+            Ok(Change::Missing) => return Err(NotChanged::Missing),
+            Ok(Change::Stale) => NotChanged::Stale,
+            Err(error) => NotChanged::Store(error),
+        };
+        self.entry.change(|current| current.is_row_in_doubt = true);
+        Err(why)
     }
 
     /// Takes over the version and the deadline of the row, which was read.

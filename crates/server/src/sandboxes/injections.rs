@@ -49,7 +49,7 @@ impl Sandboxes {
         entry: &Arc<SandboxEntry>,
         update: InjectionUpdate,
     ) -> Result<(), ChangeError> {
-        let turn = entry.turn_unless_refused(Command::Change).await?;
+        let turn = self.turn_to_change(entry).await?;
         let mut row = self.store().sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let injections = match update {
             InjectionUpdate::Replace(injections) => injections,

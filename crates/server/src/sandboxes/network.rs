@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::lifecycle::command::Command;
 use model::sandbox::NetworkSpec;
 use protocol::node::{Failure, NodeError};
 use store::sandboxes::SandboxRow;
@@ -48,7 +47,7 @@ impl Sandboxes {
     }
 
     async fn set_egress_on_task(&self, entry: &Arc<SandboxEntry>, update: EgressUpdate) -> Result<(), ChangeError> {
-        let turn = entry.turn_unless_refused(Command::Change).await?;
+        let turn = self.turn_to_change(entry).await?;
         let row = self.store().sandbox_by_id(&entry.id).await?.ok_or(ChangeError::Gone)?;
         let allow_internet_access = update.allow_internet_access;
         let https_ports = update.https_ports.clone();

@@ -53,6 +53,9 @@ pub(crate) enum PauseError {
     Paused,
     #[error("the sandbox runs already")]
     Running,
+    /// The row is in doubt, or behind the sandbox: another attempt can work.
+    #[error("the row of the sandbox is not as it should be")]
+    Stale,
     #[error("the sandbox is being ended")]
     Stopping,
     #[error("the sandbox is gone")]
@@ -111,7 +114,8 @@ pub(crate) enum NotMoved {
 impl From<NotChanged> for PauseError {
     fn from(why: NotChanged) -> Self {
         match why {
-            NotChanged::Stale | NotChanged::Missing => Self::Gone,
+            NotChanged::Stale => Self::Stale,
+            NotChanged::Missing => Self::Gone,
             NotChanged::Store(error) => Self::Store(error),
         }
     }
@@ -505,7 +509,8 @@ impl Sandboxes {
                         .store_failed(&error, &entry.id, "cannot pause a sandbox at its deadline");
                 }
                 Err(
-                    PauseError::Node(_)
+                    PauseError::Stale
+                    | PauseError::Node(_)
                     | PauseError::NotTold(_)
                     | PauseError::NoCapacity(_)
                     | PauseError::Starting

@@ -451,8 +451,10 @@ impl Sandboxes {
             };
             match connected {
                 Ok(connected) => return Ok(connected),
-                // It was paused or resumed in between.
-                Err(error @ (PauseError::Paused | PauseError::Running | PauseError::Gone)) => last = error,
+                // It was paused or resumed in between, or its row is looked at now.
+                Err(error @ (PauseError::Paused | PauseError::Running | PauseError::Gone | PauseError::Stale)) => {
+                    last = error;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -469,6 +471,7 @@ impl Sandboxes {
         let deadline = Deadline::AtLeast(wanted_us.min(entry.max_end_us()));
         self.set_deadline(entry, deadline).await.map_err(|error| match error {
             ChangeError::Store(error) => PauseError::Store(error),
+            ChangeError::Stale => PauseError::Stale,
             ChangeError::Stopping => PauseError::Stopping,
             ChangeError::Changing(_) | ChangeError::Gone => PauseError::Paused,
             ChangeError::NotTold(error) => PauseError::NotTold(error),

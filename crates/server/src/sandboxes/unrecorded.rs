@@ -4,7 +4,7 @@
 //! A database that fails may have made the change: a connection can be lost between a commit and its answer. Then the row
 //! is one version ahead of what is known here, and every later change of it would be refused as one of another server. So
 //! each failed change leaves the row in doubt, until it is read again: before the next change, or as soon as the
-//! database works.
+//! database works. So does a change that finds another row than is known: one before it was made late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl Recording {
 
     /// Records that a sandbox is paused or runs, now or as soon as that is possible. Returns the row if it was now.
     pub(super) async fn record(self: &Arc<Self>, turn: &Turn<'_>, state: Unrecorded) -> Option<SandboxRow> {
-        match turn.changed(self.write(turn, &state).await) {
+        match turn.changed(self.write(turn, turn.version(), &state).await) {
             Ok(row) => Some(row),
             Err(NotChanged::Stale | NotChanged::Missing) => None,
             Err(NotChanged::Store(error)) => {
@@ -89,7 +89,7 @@ impl Recording {
             if turn.version() != version || turn.state() != state.state() {
                 return;
             }
-            match turn.changed(self.write(&turn, &state).await) {
+            match turn.changed(self.write(&turn, version, &state).await) {
                 Ok(_) | Err(NotChanged::Stale | NotChanged::Missing) => return,
                 Err(NotChanged::Store(error)) => {
                     self.tracked
@@ -129,7 +129,7 @@ impl Recording {
         }
         let row = self.store.sandbox_by_id(&turn.id).await?;
         if let Some(row) = row.filter(|row| row.version > turn.version()) {
-            turn.read(&row);
+            let before_us = turn.end_us();
             let state = match turn.state().repair(row.state) {
                 Some(RowChange::Running) => Some(Unrecorded::Running {
                     started_us: row.started_us,
@@ -144,18 +144,26 @@ impl Recording {
                 }),
                 _ => None,
             };
-            if let Some(state) = state
-                && let Err(NotChanged::Store(error)) = turn.changed(self.write(turn, &state).await)
-            {
-                return Err(error);
+            match state {
+                // Its version is known from then on alone, so that another look brings it back if this fails.
+                Some(state) => {
+                    let change = self.write(turn, row.version, &state).await;
+                    if let Err(NotChanged::Store(error)) = turn.changed(change) {
+                        return Err(error);
+                    }
+                }
+                None => turn.read(&row),
+            }
+            if turn.state() == State::Running && turn.end_us() != before_us {
+                self.tracked.deadlines.set(&turn.id, turn.end_us());
             }
         }
         turn.settled();
         Ok(())
     }
 
-    async fn write(&self, turn: &Turn<'_>, state: &Unrecorded) -> Result<Change<SandboxRow>, StoreError> {
-        let (id, version) = (&turn.id, turn.version());
+    async fn write(&self, turn: &Turn<'_>, version: i64, state: &Unrecorded) -> Result<Change<SandboxRow>, StoreError> {
+        let id = &turn.id;
         match state {
             Unrecorded::Paused {
                 kept,

@@ -106,6 +106,14 @@ impl ApiError {
             .retry_after(SOON_S)
     }
 
+    /// 503: what the sandbox does now is not in its row yet, because the database has failed.
+    pub(super) fn unsettled() -> Self {
+        let why = "the database has failed, and the state of the sandbox is not recorded yet: try again in a moment";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
+            .code("internal_server_error")
+            .retry_after(SOON_S)
+    }
+
     /// 409: the sandbox is being paused or resumed; `verb` says which.
     pub(crate) fn changing(id: impl std::fmt::Display, verb: &str) -> Self {
         let why = format!("sandbox \"{id}\" is being {verb}: try again in a moment");
@@ -116,6 +124,7 @@ impl ApiError {
     pub(crate) fn not_changed(error: ChangeError, id: impl std::fmt::Display) -> Self {
         match error {
             ChangeError::Store(error) => error.into(),
+            ChangeError::Stale => Self::unsettled(),
             ChangeError::Stopping => Self::stopping(id),
             ChangeError::Changing(verb) => Self::changing(id, verb),
             ChangeError::Gone => Self::no_sandbox(id),

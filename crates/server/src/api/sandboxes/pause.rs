@@ -346,6 +346,7 @@ impl ApiError {
     fn not_changed_in_state(error: PauseError) -> Self {
         match error {
             PauseError::Store(error) => error.into(),
+            PauseError::Stale => Self::unsettled(),
             PauseError::OverQuota(over) => over.into(),
             PauseError::NoCapacity(_) => Self::no_capacity(SOON_S).caused_by(error),
             PauseError::Starting => {

@@ -36,6 +36,7 @@ use store::error::StoreError;
 use store::keys::SealedSecret;
 use store::sandboxes::SandboxRow;
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::io::StreamReader;
@@ -52,6 +53,8 @@ use crate::seal::{SealError, Sealer};
 const UPLOADS: usize = 2;
 /// Copies that are fetched at the same time. A team has half of them at most.
 const DOWNLOADS: usize = 4;
+/// Sandboxes whose copies are removed at the same time.
+const REMOVALS: usize = 2;
 /// Resumes of a team that wait for their copies to be fetched. Its sandboxes that are to be copied may wait in any number: each is a
 /// task that waits in any case.
 const DOWNLOADS_WAITING: usize = 1024;
@@ -125,6 +128,8 @@ pub(crate) struct Parcels {
     pub(crate) owner: OwnerId,
     uploads: Arc<Turns>,
     downloads: Arc<Turns>,
+    /// Held while the copies of a sandbox that has ended are removed.
+    pub(crate) removals: Semaphore,
     /// How much one upload may send, in bytes per second.
     bytes_per_s: Option<u64>,
     /// The sandboxes that are being copied.
@@ -133,8 +138,6 @@ pub(crate) struct Parcels {
     pub(crate) given_up: Mutex<HashSet<SandboxId>>,
     /// Held while a sandbox of a node that is away is brought to another one.
     pub(crate) recalls: Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>,
-    /// The sandboxes that may have objects.
-    pub(crate) known: Mutex<HashSet<SandboxId>>,
     /// The sandboxes that were made of a copy, and were not resumed since.
     pub(crate) arrived: Mutex<HashSet<SandboxId>>,
 }
@@ -182,11 +185,11 @@ impl Parcels {
             owner,
             uploads: Turns::halved(UPLOADS, usize::MAX),
             downloads: Turns::halved(DOWNLOADS, DOWNLOADS_WAITING),
+            removals: Semaphore::new(REMOVALS),
             bytes_per_s: mib_per_s.map(|mib| u64::from(mib) << 20),
             packing: Mutex::default(),
             given_up: Mutex::default(),
             recalls: Mutex::default(),
-            known: Mutex::default(),
             arrived: Mutex::default(),
         }
     }
@@ -281,7 +284,6 @@ impl Parcels {
         is_damaged: bool,
     ) -> Result<Option<u64>, ParcelError> {
         let id = &row.id;
-        self.known.lock().insert(id.clone());
         let of = CopyOf::Sandbox(id.clone());
         let key = node.rows.sandbox_parcel_key(id, &self.new_key(&of)?).await?;
         let key = self.open_key(&of, &key.ok_or_else(|| NodeError::NotFound(id.clone()))?)?;
@@ -518,7 +520,7 @@ impl Parcels {
         Ok(self.blobs.head(name).await?.is_some())
     }
 
-    /// Removes all copies of this. What is left after a failure is found by the next round.
+    /// Removes all copies of this.
     pub(crate) async fn remove(&self, of: &CopyOf) -> Result<usize, BlobError> {
         self.blobs.delete_of(of).await
     }

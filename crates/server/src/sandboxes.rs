@@ -188,7 +188,7 @@ impl Sandboxes {
     async fn forget(&self, node: &Arc<ServedNode>, id: &SandboxId) {
         self.tracked.remove(node, id);
         match node.rows.sandbox_delete(id).await {
-            Ok(Some(_)) => self.remove_parcels(id),
+            Ok(Some(row)) => self.remove_parcels(&row),
             // It is on no node of this server, or was removed before.
             Ok(None) => {}
             // The row belongs to no running sandbox, so the next start removes it.

@@ -98,6 +98,8 @@ pub struct FakeNode {
     pub copy: Mutex<Behaviour>,
     /// The copies of disks that have not been committed, and their sandboxes.
     pub copies: Mutex<HashMap<DiskId, SandboxId>>,
+    /// Whether the node says that it makes copies for the blob store.
+    pub makes_parcels: AtomicBool,
     /// Whether processes are copied with disks.
     pub copies_memory: AtomicBool,
     /// The copies of disks that have processes, and the images that they lie above.
@@ -193,6 +195,7 @@ impl FakeNode {
             forked: Mutex::default(),
             copy: Mutex::new(Behaviour::Works),
             copies: Mutex::default(),
+            makes_parcels: AtomicBool::new(false),
             copies_memory: AtomicBool::new(false),
             copied_memory: Mutex::default(),
             memories: Mutex::default(),

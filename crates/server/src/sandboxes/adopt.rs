@@ -138,10 +138,8 @@ impl Sandboxes {
             self.note_gone(row, expiry);
         }
         self.tracked.records.end(&row.id);
-        let had_copies = deleted.is_some() && row.paused_us.is_some();
-        if let Some(parcels) = self.parcels.as_ref().filter(|_| had_copies) {
-            parcels.known.lock().insert(row.id.clone());
-            self.remove_parcels(&row.id);
+        if let Some(deleted) = deleted {
+            self.remove_parcels(&deleted);
         }
         Ok(())
     }

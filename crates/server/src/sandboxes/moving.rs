@@ -387,7 +387,6 @@ impl Sandboxes {
                 return Ok(Err(NotMoved::Changed));
             };
             admission.enter_host(permit);
-            parcels.known.lock().insert(row.id.clone());
             parcels.arrived.lock().insert(row.id.clone());
             let entry = self.register(&after, &node, admission, injections.as_ref());
             if node.over.is_cancelled() {
@@ -570,8 +569,7 @@ impl Sandboxes {
         self.tracked.records.track(&row);
         self.tracked.has_ended(id, reason);
         self.tracked.records.end(id);
-        parcels.known.lock().insert(id.clone());
-        self.remove_parcels(id);
+        self.remove_parcels(&row);
         self.nodes.note_left(&lease.id, id);
         Ok(true)
     }

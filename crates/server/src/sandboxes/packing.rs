@@ -11,6 +11,7 @@ use std::time::Duration;
 use blobs::CopyOf;
 use model::id::SandboxId;
 use model::lifecycle::State;
+use store::sandboxes::SandboxRow;
 
 use super::Sandboxes;
 use super::entry::SandboxEntry;
@@ -20,19 +21,17 @@ use crate::nodes::ServedNode;
 use crate::outcome::CopyOutcome;
 use crate::parcels::{Packing, ParcelError, Parcels};
 
-/// Shortest and longest pause before a copy is tried again.
+/// Shortest and longest pause before a copy, or the removal of copies, is tried again.
 pub(super) const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How long it is tried to remove the copies of a sandbox. What is left then is found by the next round of all copies.
+const REMOVAL: Duration = Duration::from_secs(8 * 60);
+/// How long a request may take to arrive at the blob store that was given up here.
+const ON_ITS_WAY: Duration = Duration::from_secs(5);
 
 impl Sandboxes {
     /// Copies every sandbox of a node that is paused on disk and has no copy of that, or a damaged one, in the background.
     pub(crate) async fn pack_all(self: &Arc<Self>, node: &Arc<ServedNode>) {
-        let Some(parcels) = &self.parcels else { return };
-        match node.rows.sandbox_list_with_key().await {
-            Ok(ids) => parcels.known.lock().extend(ids),
-            // The next round finds what they leave.
-            Err(error) => tracing::error!(error = %Chain(&error), "cannot list the sandboxes that have copies"),
-        }
-        if !node.makes_parcels {
+        if self.parcels.is_none() || !node.makes_parcels {
             return;
         }
         match node.rows.sandbox_list_packed(false).await {
@@ -105,7 +104,7 @@ impl Sandboxes {
     }
 
     /// Copies a sandbox, as often as it takes.
-    async fn pack(&self, parcels: &Parcels, entry: &Arc<SandboxEntry>) {
+    async fn pack(self: &Arc<Self>, parcels: &Parcels, entry: &Arc<SandboxEntry>) {
         parcels.given_up.lock().remove(&entry.id);
         let mut pause = RETRY.0;
         while is_kept(entry) {
@@ -115,7 +114,7 @@ impl Sandboxes {
             };
             let copied = tokio::select! {
                 biased;
-                () = self.until_interrupted(entry) => return,
+                () = self.until_interrupted(entry) => return self.remove_what_comes_later(&entry.id),
                 copied = copying => copied,
             };
             if copied.is_err() {
@@ -138,7 +137,7 @@ impl Sandboxes {
             }
             tokio::select! {
                 biased;
-                () = self.until_interrupted(entry) => return,
+                () = self.until_interrupted(entry) => return self.remove_what_comes_later(&entry.id),
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY.1),
             }
         }
@@ -171,36 +170,73 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Removes the copies of a sandbox that has ended, in the background.
-    pub(super) fn remove_parcels(&self, id: &SandboxId) {
+    /// Removes what is on its way to the blob store when the copying of a sandbox is interrupted, if that was by its end: the rest is
+    /// removed then, and this is not there yet.
+    fn remove_what_comes_later(self: &Arc<Self>, id: &SandboxId) {
+        let (sandboxes, id) = (Arc::clone(self), id.clone());
+        self.work.spawn(async move {
+            if sandboxes.work.pause(ON_ITS_WAY).await {
+                sandboxes.remove_parcels_without_row(&id).await;
+            }
+        });
+    }
+
+    /// Removes the copies of a sandbox if it has no row, on any node.
+    pub(super) async fn remove_parcels_without_row(&self, id: &SandboxId) {
+        if self.parcels.is_none() {
+            return;
+        }
+        match self.store().sandbox_by_id(id).await {
+            Ok(None) => self.remove_parcels_of(id),
+            Ok(Some(_)) => {}
+            Err(error) => self
+                .tracked
+                .store_failed(&error, id, "whether a sandbox has left copies is not known yet"),
+        }
+    }
+
+    /// Removes the copies of a sandbox that had this row and has ended, in the background.
+    pub(super) fn remove_parcels(&self, row: &SandboxRow) {
+        // Without a pause there is no copy.
+        if row.paused_us.is_some() {
+            self.remove_parcels_of(&row.id);
+        }
+    }
+
+    fn remove_parcels_of(&self, id: &SandboxId) {
         let Some(parcels) = &self.parcels else { return };
         parcels.arrived.lock().remove(id);
         parcels.given_up.lock().remove(id);
-        if !parcels.known.lock().remove(id) {
-            return;
-        }
         let (parcels, work, id) = (Arc::clone(parcels), Arc::clone(&self.work), id.clone());
+        let of = CopyOf::Sandbox(id.clone());
         self.work.spawn(async move {
-            let mut pause = RETRY.0;
-            loop {
-                match parcels.remove(&CopyOf::Sandbox(id.clone())).await {
-                    Ok(objects) => {
-                        tracing::debug!(sandbox.id = %id, objects, "removed the copies of a sandbox");
+            let removing = async {
+                let mut pause = RETRY.0;
+                loop {
+                    let removed = tokio::select! {
+                        biased;
+                        _turn = parcels.removals.acquire() => parcels.remove(&of).await,
+                        () = work.stopping().cancelled() => return,
+                    };
+                    match removed {
+                        Ok(objects) => {
+                            tracing::debug!(sandbox.id = %id, objects, "removed the copies of a sandbox");
+                            return;
+                        }
+                        Err(error) if pause == RETRY.0 => {
+                            tracing::warn!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet, it is tried again");
+                        }
+                        Err(error) => {
+                            tracing::debug!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet");
+                        }
+                    }
+                    if !work.pause(pause).await {
                         return;
                     }
-                    Err(error) if pause == RETRY.0 => {
-                        tracing::warn!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet, it is tried again");
-                    }
-                    Err(error) => {
-                        tracing::debug!(sandbox.id = %id, error = %Chain(&error), "cannot remove the copies of a sandbox yet");
-                    }
+                    pause = (pause * 2).min(RETRY.1);
                 }
-                // What is left then is found by the next round of all copies.
-                if pause > RETRY.1 || !work.pause(pause).await {
-                    return;
-                }
-                pause *= 2;
-            }
+            };
+            let _ = tokio::time::timeout(REMOVAL, removing).await;
         });
     }
 }

@@ -103,9 +103,10 @@ impl Sandboxes {
             }
         };
         self.tracked.remove(&turn.node, id);
-        // Without a row of this node, it may have been brought to another one by another server.
-        if deleted.is_some() {
-            self.remove_parcels(id);
+        match deleted {
+            Some(row) => self.remove_parcels(&row),
+            // It may have been brought to another node by another server, or an attempt has removed it whose answer was lost.
+            None => self.remove_parcels_without_row(id).await,
         }
         StopOutcome::Gone
     }

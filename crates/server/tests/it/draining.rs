@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use model::id::SandboxId;
 use serde_json::{Value, json};
-use server::settings::PoolSettings;
+use server::settings::{PoolSettings, ServerSettings};
 use sqlx::Connection as _;
 use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
@@ -275,7 +275,7 @@ async fn what_is_kept_ready_ends_and_comes_back() {
         store,
         1,
         authority(),
-        Some(|settings| {
+        Some(|settings: &mut ServerSettings| {
             settings.pool = PoolSettings {
                 base: 2,
                 per_template: 1,

@@ -12,6 +12,7 @@ mod builds;
 mod cancel;
 mod cancelled_pauses;
 mod connections;
+mod copies;
 mod create;
 mod dashboard;
 mod drain;

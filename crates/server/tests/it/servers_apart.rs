@@ -256,10 +256,15 @@ async fn a_forgotten_node_is_settled_by_any_server() {
 
 /// Settings with a blob store that nobody reaches.
 fn with_copies(settings: &mut ServerSettings) {
+    copies_at(settings, "http://127.0.0.1:9".to_owned());
+}
+
+/// Settings with a blob store at this address.
+pub(crate) fn copies_at(settings: &mut ServerSettings, endpoint: String) {
     let directory = settings.builds.directory.clone().expect("a directory");
     let store = Blobs::open(&S3Settings {
         bucket: "copies".to_owned(),
-        endpoint: Some("http://127.0.0.1:9".to_owned()),
+        endpoint: Some(endpoint),
         region: "us-east-1".to_owned(),
         prefix: String::new(),
         access_key_id: "a".to_owned(),

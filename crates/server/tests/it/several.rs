@@ -32,6 +32,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::platform::{KEY, Reply, TestClock, host, open, seed, send, settings, within};
 
+/// The settings of a server that is alone.
+const UNCHANGED: Option<fn(&mut ServerSettings)> = None;
+
 /// A server, and what its nodes need to connect.
 pub(crate) struct Several {
     pub(crate) addr: SocketAddr,
@@ -72,7 +75,7 @@ impl Several {
     }
 
     async fn over(directory: TempDir, store: Store) -> Self {
-        Self::one_of(directory, store, 1, authority(), None)
+        Self::one_of(directory, store, 1, authority(), UNCHANGED)
             .await
             .expect("a server")
     }
@@ -83,7 +86,7 @@ impl Several {
         store: Store,
         number: u8,
         authority: Arc<Authority>,
-        adjust: Option<fn(&mut ServerSettings)>,
+        adjust: Option<impl FnOnce(&mut ServerSettings)>,
     ) -> Result<Self, StartError> {
         let mut settings = settings(&TestClock::new());
         // What nodes have said becomes old, so time goes on.
@@ -165,6 +168,7 @@ impl Several {
             loop {
                 let mut hello = link::hello("a host".to_owned(), "1".to_owned());
                 hello.capabilities.keeps_deadlines = node.deadlines.are_kept.load(Ordering::Relaxed);
+                hello.capabilities.makes_parcels = node.makes_parcels.load(Ordering::Relaxed);
                 if let Ok((_, connection)) = link::connect(&self.address(), credentials, &hello).await {
                     return connection;
                 }
@@ -238,7 +242,7 @@ impl Several {
     /// Stops the server and starts it again on its database, with the same authority.
     pub(crate) async fn restarted(self) -> Self {
         let (directory, store, authority) = self.end().await;
-        let again = Self::one_of(directory, store, 1, authority, None).await;
+        let again = Self::one_of(directory, store, 1, authority, UNCHANGED).await;
         again.expect("a server")
     }
 

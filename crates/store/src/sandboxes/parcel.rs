@@ -172,17 +172,6 @@ impl NodeRows {
         Ok(ids.into_iter().map(|Id(id)| id).collect())
     }
 
-    /// The sandboxes of the node that have a key for copies, and so may have some.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn sandbox_list_with_key(&self) -> Result<Vec<SandboxId>, StoreError> {
-        let query = sqlx::query("SELECT id FROM sandboxes WHERE node_id = $1 AND parcel_key_sealed IS NOT NULL")
-            .bind(self.node.as_str());
-        let ids: Vec<Id> = self.store.db.read_all("list sandboxes with copies", query).await?;
-        Ok(ids.into_iter().map(|Id(id)| id).collect())
-    }
-
     /// Makes a paused sandbox of another node one of this node, where it was made of its current copy. Nobody acquires either lease
     /// meanwhile, so whoever takes one of the nodes over reads the row as it is before or after this. Returns the row; none if the
     /// sandbox, its copy, or who serves the nodes has changed.

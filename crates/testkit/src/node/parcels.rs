@@ -30,7 +30,7 @@ impl FakeNode {
     }
 
     pub(super) fn pack(&self, request: &PackSandbox) -> Result<LayerStream, NodeError> {
-        if !self.paused.lock().contains(&request.id) {
+        if !self.paused.lock().contains(&request.id) && !self.kept.lock().contains(&request.id) {
             return Err(NodeError::NotFound(request.id.clone()));
         }
         Ok(packed(&request.id, &request.parcel, &request.known))

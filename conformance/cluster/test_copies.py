@@ -442,7 +442,9 @@ def test_a_snapshot_whose_copy_is_damaged_starts_from_files_and_is_copied_again(
     until(lambda: len(server(service).serves()) == 1, "the node is lost")
     child = Sandbox.create(snapshot.snapshot_id, timeout=600)
     assert child.commands.run("md5sum ~/random").stdout == hash_before
-    assert child.commands.run("kill -0 $(cat /tmp/pid) 2>/dev/null || echo gone").stdout == "gone\n"
+    headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
+    url = f"{server(service).url}/sandboxes/{child.sandbox_id}/logs"
+    until(lambda: "memory_not_restored" in httpx.get(url, headers=headers, timeout=30).text, "its log says so")
     assert not memories_of(other(service, owner))
     child.kill()
     # The node that has the memory is back, and makes another copy.

@@ -134,7 +134,7 @@ struct Running {
 /// What became of a build that was run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ran {
-    /// It has ended, or whoever has it now sees to that.
+    /// The build has ended, or whoever has it now sees to that.
     Ended,
     /// The node of its step was lost.
     NodeLost,

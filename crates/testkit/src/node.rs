@@ -30,7 +30,6 @@ use protocol::node::{
     WantedState,
 };
 use protocol::template_file::BaseVersion;
-use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -523,21 +522,9 @@ impl NodeApi for FakeNode {
         &'a self,
         id: &'a LayerId,
         bytes: u64,
-        mut archive: LayerStream,
+        archive: LayerStream,
     ) -> NodeFuture<'a, Result<Committed, NodeError>> {
-        Box::pin(async move {
-            let mut read = Vec::new();
-            let copied = archive.read_to_end(&mut read).await;
-            copied.map_err(|error| NodeError::failed(error.to_string()))?;
-            if read != Self::archive(id) || bytes < 4096 {
-                return Err(NodeError::Refused("its content is that of another layer".to_owned()));
-            }
-            self.layers.lock().insert(id.clone(), 4096);
-            Ok(Committed {
-                layer: id.clone(),
-                bytes: 4096,
-            })
-        })
+        Box::pin(self.import(id, bytes, archive))
     }
 
     fn pack_sandbox(&self, request: PackSandbox) -> NodeFuture<'_, Result<LayerStream, NodeError>> {

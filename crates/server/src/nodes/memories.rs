@@ -11,6 +11,6 @@ use tokio::sync::watch;
 pub(crate) struct NodeMemories {
     /// Whether they are being copied, and have to be looked at again afterwards.
     pub(crate) copying: Mutex<Option<bool>>,
-    /// Those that are on their way to the node: whether that has ended.
+    /// The memories that are on their way to the node: whether that has ended.
     pub(crate) arriving: Mutex<HashMap<BuildId, watch::Receiver<bool>>>,
 }

@@ -126,7 +126,7 @@ async fn a_sandbox_is_changed_after_a_pause_whose_answer_is_lost() {
     }
 }
 
-/// It runs, and its row cannot say so yet. Nobody ends it, and it is there.
+/// A sandbox that runs, and whose row cannot say so yet, is there, and nobody ends it.
 #[tokio::test]
 async fn a_sandbox_that_cannot_be_recorded_is_to_be_asked_again() {
     let platform = TestPlatform::start().await;

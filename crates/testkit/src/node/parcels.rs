@@ -6,9 +6,11 @@ use std::io;
 use model::id::LayerId;
 use model::lifecycle::Kept;
 use protocol::node::{
-    Image, LayerStream, MemoryInfo, NodeError, PackMemory, PackSandbox, UnpackMemory, UnpackSandbox, UnpackedSandbox,
+    Committed, Image, LayerStream, MemoryInfo, NodeError, PackMemory, PackSandbox, UnpackMemory, UnpackSandbox,
+    UnpackedSandbox,
 };
 use protocol::parcel::{ChunkId, Record};
+use tokio::io::AsyncReadExt as _;
 
 use super::FakeNode;
 
@@ -27,6 +29,25 @@ impl FakeNode {
     #[must_use]
     pub fn archive(layer: &LayerId) -> Vec<u8> {
         format!("the archive of {layer}").into_bytes()
+    }
+
+    pub(super) async fn import(
+        &self,
+        id: &LayerId,
+        bytes: u64,
+        mut archive: LayerStream,
+    ) -> Result<Committed, NodeError> {
+        let mut read = Vec::new();
+        let copied = archive.read_to_end(&mut read).await;
+        copied.map_err(|error| NodeError::failed(error.to_string()))?;
+        if read != Self::archive(id) || bytes < 4096 {
+            return Err(NodeError::Refused("its content is that of another layer".to_owned()));
+        }
+        self.layers.lock().insert(id.clone(), 4096);
+        Ok(Committed {
+            layer: id.clone(),
+            bytes: 4096,
+        })
     }
 
     pub(super) fn pack(&self, request: &PackSandbox) -> Result<LayerStream, NodeError> {

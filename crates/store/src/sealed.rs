@@ -83,7 +83,6 @@ const SEALED: &[SealedColumn] = &[
         is_json: false,
         select: "SELECT id AS row_key, memory_key_sealed AS sealed FROM builds WHERE memory_key_sealed IS NOT NULL",
         update: "UPDATE builds SET memory_key_sealed = $2 WHERE id = $1",
-        // Another copy is made, under another key.
         drop: Some("UPDATE builds SET memory_key_sealed = NULL WHERE id = $1 AND $2 > 0"),
     },
     SealedColumn {

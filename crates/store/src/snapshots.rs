@@ -1,6 +1,6 @@
 //! Snapshots of sandboxes: templates of a team, each of whose builds was made of a sandbox and is ready from the start.
 
-use model::id::{BuildId, SandboxId, TeamId, TemplateId};
+use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId};
 
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
@@ -36,13 +36,24 @@ pub struct NewSnapshot {
     pub spec_json: String,
     /// The version of its agent.
     pub agent_version: String,
+    /// What a copy of its memory needs, if there is to be one.
+    pub memory: Option<MemoryOrigin>,
     /// When it was requested, in microseconds since the Unix epoch.
     pub started_us: i64,
     /// The current time, in microseconds since the Unix epoch.
     pub now_us: i64,
 }
 
-/// A snapshot whose memory a node may have.
+/// Where the memory of a snapshot comes from, and the key of its copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryOrigin {
+    /// The node that has made it.
+    pub node: NodeId,
+    /// The key, sealed by the caller.
+    pub key: SealedSecret,
+}
+
+/// A snapshot whose memory has, or gets, a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotMemoryRow {
     /// The build of the snapshot.
@@ -53,8 +64,8 @@ pub struct SnapshotMemoryRow {
     pub memory_mb: u32,
     /// Disk of its sandboxes, in MiB.
     pub disk_mb: u32,
-    /// The key of the copy of its memory, sealed by the caller; none if there was none yet.
-    pub key: Option<SealedSecret>,
+    /// Where its memory comes from.
+    pub origin: MemoryOrigin,
 }
 
 impl FromColumns for SnapshotMemoryRow {
@@ -66,54 +77,27 @@ impl FromColumns for SnapshotMemoryRow {
             team: columns.id("team_id")?,
             memory_mb: columns.count("memory_mb")?,
             disk_mb: columns.count("disk_mb")?,
-            key: columns.text_opt("memory_key_sealed")?.map(SealedSecret::new),
+            origin: MemoryOrigin {
+                node: columns.id("memory_node_id")?,
+                key: SealedSecret::new(columns.text("memory_key_sealed")?),
+            },
         })
     }
 }
 
-/// The key of a row.
-struct Key(SealedSecret);
-
-impl FromColumns for Key {
-    const TABLE: &'static str = "builds";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        Ok(Self(SealedSecret::new(columns.text("memory_key_sealed")?)))
-    }
-}
-
 impl Store {
-    /// A snapshot of any owner; none if its template was deleted.
+    /// A snapshot of any owner whose memory has, or gets, a copy; none if there is none, or its template was deleted.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn snapshot_memory(&self, build: &BuildId) -> Result<Option<SnapshotMemoryRow>, StoreError> {
         let query = sqlx::query(
-            "SELECT b.id, t.team_id, b.memory_mb, b.disk_mb, b.memory_key_sealed \
+            "SELECT b.id, t.team_id, b.memory_mb, b.disk_mb, b.memory_node_id, b.memory_key_sealed \
              FROM builds b JOIN templates t ON t.id = b.template_id \
-             WHERE b.id = $1 AND t.deleted_us IS NULL AND t.team_id IS NOT NULL",
+             WHERE b.id = $1 AND b.memory_key_sealed IS NOT NULL AND t.deleted_us IS NULL AND t.team_id IS NOT NULL",
         )
         .bind(build.as_str());
         self.db.read_optional("find a snapshot", query).await
-    }
-
-    /// Returns the key of the copy of a snapshot's memory, after storing `sealed` if it had none; none if there is no such build.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn snapshot_memory_key(
-        &self,
-        build: &BuildId,
-        sealed: &SealedSecret,
-    ) -> Result<Option<SealedSecret>, StoreError> {
-        let query = sqlx::query(
-            "UPDATE builds SET memory_key_sealed = COALESCE(memory_key_sealed, $2) WHERE id = $1 \
-             RETURNING memory_key_sealed",
-        )
-        .bind(build.as_str())
-        .bind(sealed.as_str().to_owned());
-        let key = self.db.write_returning("store the key of a memory", query).await?;
-        Ok(key.map(|Key(sealed)| sealed))
     }
 }
 
@@ -319,8 +303,8 @@ impl NodeRows {
         };
         let query = sqlx::query(
             "INSERT INTO builds (id, template_id, status, cpu_count, memory_mb, disk_mb, agent_version, spec_json, \
-             created_us, started_us, finished_us, node_id, sandbox_id) \
-             SELECT $1, $2, 'ready', $3, $4, $5, $6, $7, $8, $8, $9, id, $11 FROM nodes WHERE lease_key = $10",
+             created_us, started_us, finished_us, node_id, sandbox_id, memory_node_id, memory_key_sealed) \
+             SELECT $1, $2, 'ready', $3, $4, $5, $6, $7, $8, $8, $9, id, $11, $12, $13 FROM nodes WHERE lease_key = $10",
         )
         .bind(new.build.as_str())
         .bind(template.as_str())
@@ -332,7 +316,9 @@ impl NodeRows {
         .bind(new.started_us)
         .bind(new.now_us)
         .bind(self.lease_key.clone())
-        .bind(new.sandbox.as_str());
+        .bind(new.sandbox.as_str())
+        .bind(new.memory.as_ref().map(|origin| origin.node.as_str().to_owned()))
+        .bind(new.memory.as_ref().map(|origin| origin.key.as_str().to_owned()));
         let stored = execute(&mut tx, "build", query).await?;
         self.expect_lease(stored, WHAT)?;
         if !tags::assign(&mut tx, &template, &new.build, &new.tag, new.now_us).await? {

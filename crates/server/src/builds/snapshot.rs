@@ -6,8 +6,7 @@ use protocol::agent;
 use protocol::node::{CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
 use store::builds::BuildLogRow;
 use store::error::StoreError;
-use store::snapshots::{NameUse, NewSnapshot, SnapshotStored};
-use uuid::Uuid;
+use store::snapshots::{MemoryOrigin, NameUse, NewSnapshot, SnapshotStored};
 
 use super::Builds;
 use super::objects::ObjectError;
@@ -19,6 +18,10 @@ use crate::node::NodeHandle;
 /// A snapshot to make of a copied disk.
 #[derive(Debug)]
 pub(crate) struct SnapshotSource {
+    /// The build that it becomes.
+    pub(crate) build: BuildId,
+    /// What a copy of its memory needs, if it has memory and there is to be a copy.
+    pub(crate) origin: Option<MemoryOrigin>,
     /// The node on which the copy is.
     pub(crate) node: NodeHandle,
     /// The copied disk.
@@ -68,7 +71,7 @@ impl Builds {
         let image = &source.copied.image;
         let below = layers_of(image);
         let merge = below.len() >= Image::LAYERS_MAX;
-        let build = BuildId::try_from(Uuid::new_v4().to_string()).map_err(|_| SnapshotBuildError::Invalid)?;
+        let build = source.build;
         // Its sandbox may end, and its template be deleted, before the snapshot refers to them.
         let pinned = self.pin_layers(below.iter().cloned().collect()).await;
         let (wanted, _pending) = match source.copied.memory {
@@ -115,6 +118,7 @@ impl Builds {
             disk_mb: source.disk_mb,
             spec_json: serde_json::to_string(&spec).map_err(|_| SnapshotBuildError::Invalid)?,
             agent_version: agent::VERSION.to_owned(),
+            memory: source.origin.filter(|_| memory_bytes.is_some()),
             started_us: source.started_us,
             now_us: self.clock.now_us(),
         };

@@ -7,8 +7,9 @@
 //!                                   └──── takes too long, or fails: files alone ────┘
 //! ```
 //!
-//! A memory never changes, so it has one copy, which counts once its manifest is there: no row says so. The manifest has the name
-//! that belongs to the key in the row of the snapshot, so where a key was lost another copy is made.
+//! A memory never changes, so it has one copy, which counts once its manifest is there: no row says so. The row of the snapshot says
+//! which node has made the memory, and no other one is asked for a copy: a node that was broken into cannot pass anything off as
+//! the memory of a snapshot that it never had.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use model::id::BuildId;
 use model::secret::Secret;
 use protocol::node::{NodeError, PackMemory, UnpackMemory};
 use sha2::{Digest as _, Sha256};
-use store::snapshots::SnapshotMemoryRow;
+use store::snapshots::{MemoryOrigin, SnapshotMemoryRow};
 use tokio::sync::watch;
 
 use super::Sandboxes;
@@ -90,10 +91,27 @@ impl Sandboxes {
         });
     }
 
+    /// What the copy of a memory needs that this node makes; none where memories are not copied.
+    pub(super) fn origin_of_memory(&self, node: &ServedNode, build: &BuildId) -> Option<MemoryOrigin> {
+        let parcels = self.parcels.as_ref().filter(|_| node.copies_memories)?;
+        match parcels.new_key(&CopyOf::Memory(build.clone())) {
+            Ok(key) => Some(MemoryOrigin {
+                node: node.id().clone(),
+                key,
+            }),
+            Err(error) => {
+                tracing::error!(build.id = %build, "the memory of a snapshot is not copied: {error}");
+                None
+            }
+        }
+    }
+
     async fn copy_all_memories(&self, parcels: &Parcels, node: &ServedNode) -> Result<(), ParcelError> {
         for memory in node.handle.memories().await? {
-            let Some(row) = self.store().snapshot_memory(&memory.build).await? else {
-                // It is stored a moment later, or was deleted.
+            let row = self.store().snapshot_memory(&memory.build).await?;
+            // Another node that says that it has the memory may have got the copy, and is not believed otherwise. Without a row the
+            // snapshot is stored a moment later, or was deleted.
+            let Some(row) = row.filter(|row| row.origin.node == *node.id()) else {
                 continue;
             };
             let _turn = parcels.upload_turn(&Some(row.team.clone())).await;
@@ -121,17 +139,7 @@ impl Sandboxes {
         row: &SnapshotMemoryRow,
     ) -> Result<Option<u64>, ParcelError> {
         let of = CopyOf::Memory(row.build.clone());
-        let sealed = match &row.key {
-            Some(sealed) => sealed.clone(),
-            None => {
-                let sealed = parcels.new_key(&of)?;
-                let Some(sealed) = self.store().snapshot_memory_key(&row.build, &sealed).await? else {
-                    return Ok(None);
-                };
-                sealed
-            }
-        };
-        let key = parcels.open_key(&of, &sealed)?;
+        let key = parcels.open_key(&of, &row.origin.key)?;
         let parcel = parcel_of(&key);
         if parcels.has(&Name::Manifest(of.clone(), parcel.clone())).await? {
             return Ok(None);
@@ -211,7 +219,7 @@ impl Sandboxes {
         ended
     }
 
-    /// Returns the space that it takes on the node, in bytes; none if there is no copy.
+    /// Returns the space that it takes on the node, in bytes; none if the node has it, or there is no copy.
     async fn bring_once(
         self: &Arc<Self>,
         parcels: &Parcels,
@@ -219,12 +227,21 @@ impl Sandboxes {
         payer: &Payer,
         build: &BuildId,
     ) -> Result<Option<u64>, ParcelError> {
-        let row = self.store().snapshot_memory(build).await?;
-        let Some(sealed) = row.and_then(|row| row.key) else {
+        let Some(row) = self.store().snapshot_memory(build).await? else {
             return Ok(None);
         };
+        if node
+            .handle
+            .memories()
+            .await?
+            .iter()
+            .any(|memory| memory.build == *build)
+        {
+            node.holdings.lock().memories.insert(build.clone());
+            return Ok(None);
+        }
         let of = CopyOf::Memory(build.clone());
-        let key = parcels.open_key(&of, &sealed)?;
+        let key = parcels.open_key(&of, &row.origin.key)?;
         let parcel = parcel_of(&key);
         let manifest = Name::Manifest(of.clone(), parcel.clone());
         if !parcels.has(&manifest).await? {

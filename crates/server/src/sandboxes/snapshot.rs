@@ -13,12 +13,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::id::TemplateId;
+use model::id::{BuildId, TemplateId};
 use model::lifecycle::State;
 use model::lifecycle::command::{Command, Refusal};
 use protocol::node::{CopiedMemory, NodeError};
 use store::error::StoreError;
 use store::snapshots::NameUse;
+use uuid::Uuid;
 
 use super::Sandboxes;
 use super::change::ChangeError;
@@ -181,7 +182,11 @@ impl Sandboxes {
             }
             copied => copied?,
         };
+        let build = BuildId::try_from(Uuid::new_v4().to_string());
+        let build = build.map_err(|_| SnapshotError::Failed(SnapshotBuildError::Invalid))?;
         let source = SnapshotSource {
+            origin: self.origin_of_memory(&entry.node, &build),
+            build,
             node: entry.node.handle.clone(),
             copied,
             spec,

@@ -1,2 +1,3 @@
--- The key under which the copy of the memory of a snapshot is encrypted in the blob store.
+-- The node that has made the memory of a snapshot, and the key under which its copy is encrypted in the blob store.
+ALTER TABLE builds ADD COLUMN memory_node_id TEXT;
 ALTER TABLE builds ADD COLUMN memory_key_sealed TEXT;

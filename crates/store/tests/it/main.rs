@@ -62,7 +62,7 @@ const CASES: &[(&str, Case)] = cases![
     events::deliveries_are_claimed_once_and_bounded,
     events::usage_of_several_nodes_is_added_up,
     snapshots::names_builds_and_lists,
-    snapshots::the_key_of_a_memory_is_the_first_one,
+    snapshots::a_memory_is_that_of_the_node_that_made_it,
     tokens::insert_find_list_and_delete,
     tokens::the_latest_use_is_recorded,
     idempotency::claim_complete_and_abandon,

@@ -300,6 +300,7 @@ pub(crate) async fn a_server_that_has_lost_its_lease_changes_nothing(db: Databas
         memory_mb: 512,
         disk_mb: 1024,
         agent_version: "0.6.13".to_owned(),
+        memory: None,
         spec_json: "{}".to_owned(),
         sandbox: id.clone(),
         started_us: 5,

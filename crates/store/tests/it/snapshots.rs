@@ -3,7 +3,7 @@
 use store::builds::{BuildRequested, BuildStatus};
 use store::error::StoreError;
 use store::keys::SealedSecret;
-use store::snapshots::{NameUse, NewSnapshot, SnapshotFilter, SnapshotRow, SnapshotStored};
+use store::snapshots::{MemoryOrigin, NameUse, NewSnapshot, SnapshotFilter, SnapshotRow, SnapshotStored};
 
 use crate::builds::new;
 use crate::database::Database;
@@ -22,6 +22,7 @@ fn snapshot(n: u32, alias: Option<&str>, of: u32) -> NewSnapshot {
         disk_mb: 1024,
         spec_json: "{}".to_owned(),
         agent_version: "0.6.13".to_owned(),
+        memory: None,
         started_us: i64::from(n),
         now_us: i64::from(n) + 1,
     }
@@ -174,23 +175,29 @@ pub(crate) async fn names_builds_and_lists(db: Database) {
     store.close().await;
 }
 
-pub(crate) async fn the_key_of_a_memory_is_the_first_one(db: Database) {
+pub(crate) async fn a_memory_is_that_of_the_node_that_made_it(db: Database) {
     let store = db.open().await;
     team(&store, 1).await;
-    let new = snapshot(1, None, 1);
+    let origin = MemoryOrigin {
+        node: node_id(2),
+        key: SealedSecret::new("sealed".to_owned()),
+    };
+    let with_memory = NewSnapshot {
+        memory: Some(origin.clone()),
+        ..snapshot(1, None, 1)
+    };
     let rows = store.of_node(node_id(1), FIRST_EPOCH);
-    rows.snapshot_insert(&new).await.unwrap();
-    let row = async || store.snapshot_memory(&new.build).await.unwrap();
-    let found = row().await.unwrap();
-    assert_eq!((found.team, found.key), (team_id(1), None));
-    assert_eq!((found.memory_mb, found.disk_mb), (512, 1024));
-    let [first, second] = ["first", "second"].map(|key| SealedSecret::new(key.to_owned()));
-    for key in [&first, &second] {
-        let kept = store.snapshot_memory_key(&new.build, key).await.unwrap();
-        assert_eq!(kept.as_ref(), Some(&first));
+    for new in [&with_memory, &snapshot(2, None, 1)] {
+        rows.snapshot_insert(new).await.unwrap();
     }
-    assert_eq!(row().await.unwrap().key, Some(first));
-    assert_eq!(store.snapshot_memory_key(&build_id(9), &second).await.unwrap(), None);
+    let memory = async |n| store.snapshot_memory(&build_id(n)).await.unwrap();
+    let found = memory(1).await.unwrap();
+    assert_eq!(
+        (found.build, found.team, found.origin),
+        (build_id(1), team_id(1), origin)
+    );
+    assert_eq!((found.memory_mb, found.disk_mb), (512, 1024));
+    assert_eq!((memory(2).await, memory(9).await), (None, None));
     store.template_delete(&template_id(1), 9).await.unwrap();
-    assert_eq!(row().await, None);
+    assert_eq!(memory(1).await, None);
 }

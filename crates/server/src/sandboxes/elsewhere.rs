@@ -45,7 +45,11 @@ impl Sandboxes {
         }
         let row = self.store().sandbox_by_id(id).await?;
         match row.filter(|row| row.team_id == *team) {
-            Some(row) => Err(self.absent(&row).await?),
+            Some(row) => match self.absent(&row).await? {
+                // Its node may have been taken over since the first look, and the registry has its sandboxes before it is served.
+                AbsentError::Unknown => self.tracked.registry.get(id).ok_or(AbsentError::Unknown),
+                absent => Err(absent),
+            },
             None => Err(AbsentError::Unknown),
         }
     }

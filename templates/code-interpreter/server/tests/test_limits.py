@@ -99,7 +99,8 @@ class Limits(unittest.IsolatedAsyncioTestCase):
         self.assertNotIn("keepalive", text)
         _, text = await self.run_cell("sleep 0.7; echo done")
         kinds = [json.loads(line)["type"] for line in text.splitlines()]
-        self.assertIn(kinds.count("keepalive"), (2, 3), kinds)
+        # A machine that stands still makes the cell last longer.
+        self.assertGreaterEqual(kinds.count("keepalive"), 2, kinds)
         self.assertEqual(kinds[-2:], ["stdout", "end_of_execution"])
 
     async def test_a_client_that_reads_nothing(self) -> None:

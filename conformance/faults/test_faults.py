@@ -382,19 +382,22 @@ def check(world: World, service: Service, chance: random.Random) -> None:
 
 
 def answers(server: Server, id: str) -> None:
+    last: list[Exception] = []
+
     def said() -> str | None:
         # A node that is connected is taken over first, and its sandboxes are answered 503 until then. Traffic is answered so once by a
         # server that believes that one which has just been restarted has the node: it asks again for the next request.
         try:
             return connected(server, id).commands.run("echo alive").stdout
-        except ServiceBusyException:
-            return None
+        except ServiceBusyException as error:
+            last[:] = [error]
         except SandboxUnreachableException as error:
             if "not ready, try again" not in str(error):
                 raise
-            return None
+            last[:] = [error]
+        return None
 
-    assert until(said, "its node is taken over", 10, every_s=0.1) == "alive\n"
+    assert until(said, lambda: f"{id} answers at {server.data_dir.name}, which says {last}", 10, every_s=0.1) == "alive\n"
 
 
 def counted() -> dict[str, int]:

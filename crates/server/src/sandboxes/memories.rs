@@ -74,8 +74,11 @@ impl Sandboxes {
                     } else {
                         tracing::debug!(node.id = %node.id(), error = %Chain(&error), "cannot copy the memory of a snapshot yet");
                     }
-                    if !sandboxes.work.pause(pause).await {
-                        return;
+                    // The next session of the node waits for this one to end.
+                    tokio::select! {
+                        biased;
+                        () = node.over.cancelled() => return,
+                        goes_on = sandboxes.work.pause(pause) => if !goes_on { return },
                     }
                     pause = (pause * 2).min(RETRY.1);
                     continue;

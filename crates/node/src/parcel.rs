@@ -8,6 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use model::id::SandboxId;
 use protocol::node::{
@@ -235,9 +236,17 @@ pub(crate) async fn unpack_memory(
         let obstacle = |checkpoint: &Path| driver.obstacle(checkpoint);
         driver.storage().unpack_memory(&of, &to, &obstacle, next)
     });
-    let bytes = unpacked.await?.map_err(NodeError::Unsupported)?;
-    shared.memories.forget_failures(&build);
-    Ok(MemoryInfo { build, bytes })
+    match unpacked.await? {
+        Ok(bytes) => {
+            shared.memories.forget_failures(&build);
+            Ok(MemoryInfo { build, bytes })
+        }
+        Err(why) => {
+            // For the log of the sandbox that starts with its files alone then.
+            shared.memories.note_failure(&build, Instant::now(), &why);
+            Err(NodeError::Unsupported(why))
+        }
+    }
 }
 
 /// Calls `unpack` on a thread, which takes the records of a stream.

@@ -117,9 +117,9 @@ impl Builds {
         Ok(round)
     }
 
-    /// Removes the copies of sandboxes that have ended, and of memories of snapshots that were deleted. The sandboxes were listed before, and one has a row before it has any object; so
-    /// one without a row has ended, on whichever server. A copy has thousands of objects: those of sandboxes that are there are not
-    /// listed, and the others are removed as they come, so that none is held in memory.
+    /// Removes the copies of sandboxes that have ended, and of the memory of snapshots that were deleted. These were listed before, and
+    /// each has a row before it has any object; so one without a row has ended, on whichever server. A copy has thousands of objects:
+    /// those of what is there are not listed, and the others are removed as they come, so that none is held in memory.
     async fn remove_copies(&self, stored: &StoredLayers) -> Result<usize, ObjectError> {
         let mut removed = 0;
         for id in stored.blobs.sandboxes().await? {

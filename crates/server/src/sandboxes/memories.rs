@@ -110,6 +110,8 @@ impl Sandboxes {
     }
 
     async fn copy_all_memories(&self, parcels: &Parcels, node: &ServedNode) -> Result<(), ParcelError> {
+        // One that cannot be copied keeps none of others from it.
+        let mut copied = Ok(());
         for memory in node.handle.memories().await? {
             let row = self.store().snapshot_memory(&memory.build).await?;
             // Another node that says that it has the memory may have got the copy, and is not believed otherwise. Without a row the
@@ -128,10 +130,10 @@ impl Sandboxes {
                 Err(error @ ParcelError::Invalid(_)) => {
                     tracing::error!(build.id = %row.build, error = %Chain(&error), "the memory of a snapshot is not copied to the blob store");
                 }
-                Err(error) => return Err(error),
+                Err(error) => copied = Err(error),
             }
         }
-        Ok(())
+        copied
     }
 
     /// Copies a memory, unless there is a copy. Returns how much was sent, in bytes; none if there was nothing to do.
@@ -272,8 +274,9 @@ impl Sandboxes {
                 Ok(Some(memory.bytes))
             }
             Err(error) => {
-                if error.is_damage() {
-                    // Without it, the node that has the memory makes another one when it is looked for.
+                // Without it, the node that has made the memory makes another one. Where that was forgotten, nobody could, and one node
+                // that says so may be wrong.
+                if error.is_damage() && self.store().node_by_id(&row.origin.node).await?.is_some() {
                     parcels.remove(&of).await?;
                     self.nodes.all().iter().for_each(|node| self.copy_memories(node));
                 }

@@ -10,6 +10,8 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -29,6 +31,8 @@ use crate::{disk, kept, usage};
 
 /// Looks at the free space again after this many bytes were written.
 const LOOK_AFTER: u64 = 64 << 20;
+/// Has what was written reach the disk after this many bytes.
+const WRITE_OUT_AFTER: u64 = 16 << 20;
 /// The files and directory of a checkpoint, as the process that writes one leaves them.
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o711;
@@ -225,12 +229,43 @@ impl Unpacking<'_> {
         })
     }
 
-    /// Writes each chunk to where it belongs, as it comes.
+    /// Writes each chunk to where it belongs, as it comes. What is written is written out meanwhile on another thread, so that little is
+    /// left to wait for at the end.
     fn write_chunks(
+        &mut self,
+        places: HashMap<ChunkId, Vec<Destination>>,
+        image: &File,
+        files: &[File],
+    ) -> Result<(), LayerError> {
+        thread::scope(|scope| {
+            let (more, written) = mpsc::sync_channel(1);
+            let writing_out = scope.spawn(move || -> io::Result<()> {
+                while written.recv().is_ok() {
+                    image.sync_data()?;
+                    for file in files {
+                        file.sync_data()?;
+                    }
+                }
+                Ok(())
+            });
+            // One that is due already is enough.
+            let received = self.receive_chunks(places, image, files, &|| {
+                let _ = more.try_send(());
+            });
+            drop(more);
+            // The kernel tells each file once that something could not be written.
+            let written_out = writing_out.join().map_err(|_| io::Error::other("a thread panicked"));
+            received?;
+            Ok(written_out.flatten()?)
+        })
+    }
+
+    fn receive_chunks(
         &mut self,
         mut places: HashMap<ChunkId, Vec<Destination>>,
         image: &File,
         files: &[File],
+        is_written: &dyn Fn(),
     ) -> Result<(), LayerError> {
         let mut written: u64 = 0;
         while !places.is_empty() {
@@ -254,6 +289,9 @@ impl Unpacking<'_> {
                 written = written.saturating_add(content.len() as u64);
                 if before / LOOK_AFTER != written / LOOK_AFTER {
                     self.require_space(0)?;
+                }
+                if before / WRITE_OUT_AFTER != written / WRITE_OUT_AFTER {
+                    is_written();
                 }
             }
         }

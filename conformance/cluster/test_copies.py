@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -15,13 +16,17 @@ import pytest
 from e2b import Sandbox
 
 from harness.criu import criu_config, processes
+from harness.patience import within
 from harness.ports import free_port
 from harness.s3 import Gateway
 from harness.servers import Node, Server, Service, running_service
 from harness.traffic import until
 
 METRICS = free_port()
-CONFIG = f'metrics_listen = "127.0.0.1:{METRICS}"\n' + "[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n" + criu_config()
+# Running sandboxes of each node.
+MOST = 4
+LIMITS = f"[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n[capacity]\nmax_sandboxes = {MOST}\n"
+CONFIG = f'metrics_listen = "127.0.0.1:{METRICS}"\n' + LIMITS + criu_config()
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
 BLOCK = "head -c 3000000 /dev/urandom > ~/random && sync && md5sum ~/random"
 
@@ -452,3 +457,113 @@ def test_a_snapshot_whose_copy_is_damaged_starts_from_files_and_is_copied_again(
     until(lambda: any(path.suffix == ".manifest" for path in memories(gateway)), "it is copied again", 60)
     assert Sandbox.delete_snapshot(snapshot.snapshot_id)
     until(lambda: not memories(gateway), "nothing is left in the bucket", 60)
+
+
+def fork(service: Service, sandbox: Sandbox, count: int) -> tuple[list[Sandbox], list[str]]:
+    """Forks a sandbox. Returns its children that run, and why the others do not."""
+    headers = {"X-API-Key": server(service).credentials()["E2B_API_KEY"]}
+    url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}/fork"
+    forked = httpx.post(url, headers=headers, json={"timeout": 600, "count": count}, timeout=120)
+    assert forked.status_code == 201, forked.text
+    children = [Sandbox.connect(child["sandbox"]["sandboxID"], timeout=600) for child in forked.json() if "sandbox" in child]
+    return children, [child["error"]["message"] for child in forked.json() if "error" in child]
+
+
+def until_no_memory(service: Service, gateway: Gateway) -> None:
+    until(lambda: not memories(gateway), lambda: f"nothing is left in the bucket: {memories(gateway)}", 60)
+    for node in service.nodes:
+        until(lambda node=node: not memories_of(node), "no node has a memory")
+    assert service.postgres.ask("SELECT COUNT(*) FROM fork_memories").strip() == "0"
+
+
+def test_forks_are_on_another_node_while_theirs_drains(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    drained = place_of(service, sandbox.sandbox_id)
+    assert server(service).run("node", "drain", drained.id).returncode == 0
+    try:
+        children, errors = fork(service, sandbox, 2)
+    finally:
+        assert server(service).run("node", "undrain", drained.id).returncode == 0
+    assert (len(children), errors) == (2, [])
+    for child in children:
+        assert place_of(service, child.sandbox_id) is other(service, drained)
+        goes_on(child, before, hash_before)
+        assert child.commands.run("echo $E2B_SANDBOX_ID").stdout.strip() == child.sandbox_id
+        runs_once(child)
+    # Each is its own from then on, and the parent goes on.
+    children[0].files.write("/home/user/random", "another")
+    goes_on(children[1], before, hash_before)
+    goes_on(sandbox, before, hash_before)
+    until_no_memory(service, gateway)
+    # A child is paused and goes on as any other, without what it was started from.
+    before = count(children[1])
+    pause(children[1], service)
+    until_copied(service, children[1].sandbox_id)
+    goes_on(Sandbox.connect(children[1].sandbox_id, timeout=600), before, hash_before)
+
+
+def test_forks_are_spread_where_their_node_has_no_room(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    home = place_of(service, sandbox.sandbox_id)
+    children, errors = fork(service, sandbox, 2 * MOST)
+    places = [place_of(service, child.sandbox_id) for child in children]
+    assert (places.count(home), places.count(other(service, home))) == (MOST - 1, MOST), places
+    assert len(errors) == 1 and "capacity" in errors[0], errors
+    for child in children:
+        goes_on(child, before, hash_before)
+    goes_on(sandbox, before, hash_before)
+    until_no_memory(service, gateway)
+    # Those that fit are started by their node alone.
+    for child in children[2:]:
+        assert child.kill()
+    uploads = metric('copy_uploads_total{outcome="complete"}')
+    assert len(fork(service, sandbox, 1)[0]) == 1
+    assert metric('copy_uploads_total{outcome="complete"}') == uploads
+
+
+def test_a_bucket_that_is_away_fails_only_the_forks_on_other_nodes(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    home = place_of(service, sandbox.sandbox_id)
+    gateway.stop()
+    try:
+        children, errors = fork(service, sandbox, MOST + 1)
+    finally:
+        gateway.start()
+    assert [place_of(service, child.sandbox_id) for child in children] == [home] * (MOST - 1)
+    assert len(errors) == 2, errors
+    for one in (*children, sandbox):
+        goes_on(one, before, hash_before)
+    assert len(list(Sandbox.list().next_items())) == MOST, "nothing is left of those that failed"
+    until_no_memory(service, gateway)
+
+
+def test_a_fork_whose_server_is_killed_leaves_nothing_half(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    drained = place_of(service, sandbox.sandbox_id)
+    assert server(service).run("node", "drain", drained.id).returncode == 0
+    try:
+        with ThreadPoolExecutor(1) as client:
+            gateway.relay.stall(up=1_000_000)
+            forking = client.submit(fork, service, sandbox, 2)
+            assert gateway.relay.stalled.wait(within(30)), "its memory is on its way to the bucket"
+            server(service).kill()
+            assert isinstance(forking.exception(), httpx.TransportError)
+    finally:
+        gateway.relay.go_on()
+        server(service).start()
+        assert server(service).run("node", "undrain", drained.id).returncode == 0
+    until(lambda: len(server(service).serves()) == 2, "both nodes are served")
+    goes_on(sandbox, before, hash_before)
+    assert [one.sandbox_id for one in Sandbox.list().next_items()] == [sandbox.sandbox_id]
+    until(lambda: service.postgres.ask("SELECT COUNT(*) FROM sandboxes").strip() == "1", "no child has a row")
+    for node in service.nodes:
+        until(lambda node=node: not memories_of(node), "no node has its memory")
+    # The row of its memory goes later, and with that what is in the bucket.
+    service.postgres.ask("UPDATE fork_memories SET created_us = 1")
+    assert server(service).run("gc").returncode == 0
+    until_no_memory(service, gateway)
+    assert len(fork(service, sandbox, 1)[0]) == 1

@@ -34,7 +34,7 @@ use crate::sandboxes::idempotency::{Claimed, Claims, IdempotencyKey, KeyedReques
 use crate::templates::TemplateName;
 
 /// How long a node may take to say what it has left, where there are others.
-const ADMISSION_BOUND: Duration = Duration::from_secs(1);
+pub(crate) const ADMISSION_BOUND: Duration = Duration::from_secs(1);
 /// The shortest lifetime that a request can ask for, in seconds.
 const LIFETIME_MIN_S: u32 = 1;
 

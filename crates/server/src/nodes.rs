@@ -261,6 +261,8 @@ pub(crate) struct Nodes {
     admitted: Mutex<HashMap<SandboxId, Weak<ServedNode>>>,
     /// Notified when a sandbox has left a node that is not served.
     moves: Notify,
+    /// Notified when a node was taken over.
+    arrivals: Notify,
 }
 
 impl Nodes {
@@ -270,6 +272,7 @@ impl Nodes {
             placement: Arc::new(placement),
             admitted: Mutex::default(),
             moves: Notify::new(),
+            arrivals: Notify::new(),
         }
     }
 
@@ -288,6 +291,13 @@ impl Nodes {
         state.served.retain(|served| served.id() != node.id());
         state.served.push(node);
         state.served.sort_by(|a, b| a.id().as_str().cmp(b.id().as_str()));
+        drop(state);
+        self.arrivals.notify_one();
+    }
+
+    /// Waits until another node was taken over, which may have what an earlier server has left there.
+    pub(crate) async fn node_arrived(&self) {
+        self.arrivals.notified().await;
     }
 
     /// Removes a node whose session is over. It is expected again.

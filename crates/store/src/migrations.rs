@@ -42,6 +42,7 @@ const STEPS: &[&str] = &[
     include_str!("migrations/0020_parcels.sql"),
     include_str!("migrations/0021_use.sql"),
     include_str!("migrations/0022_memory_keys.sql"),
+    include_str!("migrations/0023_fork_memories.sql"),
 ];
 
 const WHAT: &str = "migrate the schema";

@@ -86,6 +86,14 @@ const SEALED: &[SealedColumn] = &[
         drop: Some("UPDATE builds SET memory_key_sealed = NULL WHERE id = $1 AND $2 > 0"),
     },
     SealedColumn {
+        table: "fork_memories",
+        is_json: false,
+        select: "SELECT build_id AS row_key, memory_key_sealed AS sealed FROM fork_memories",
+        update: "UPDATE fork_memories SET memory_key_sealed = $2 WHERE build_id = $1",
+        // Its fork has ended with the server that was stopped for this.
+        drop: Some("DELETE FROM fork_memories WHERE build_id = $1 AND $2 > 0"),
+    },
+    SealedColumn {
         table: "sandboxes.injections",
         is_json: false,
         select: "SELECT id AS row_key, injections_sealed AS sealed FROM sandboxes WHERE injections_sealed IS NOT NULL",

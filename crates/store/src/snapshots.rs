@@ -1,6 +1,7 @@
 //! Snapshots of sandboxes: templates of a team, each of whose builds was made of a sandbox and is ready from the start.
 
 use model::id::{BuildId, NodeId, SandboxId, TeamId, TemplateId};
+use sqlx::AssertSqlSafe;
 
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
@@ -53,10 +54,10 @@ pub struct MemoryOrigin {
     pub key: SealedSecret,
 }
 
-/// A snapshot whose memory has, or gets, a copy.
+/// A memory that has, or gets, a copy: that of a snapshot, or of a sandbox that is being forked to other nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotMemoryRow {
-    /// The build of the snapshot.
+pub struct MemoryRow {
+    /// The build of the snapshot; for a fork an id that no build has.
     pub build: BuildId,
     /// The team that it belongs to.
     pub team: TeamId,
@@ -68,7 +69,15 @@ pub struct SnapshotMemoryRow {
     pub origin: MemoryOrigin,
 }
 
-impl FromColumns for SnapshotMemoryRow {
+/// The memory of a snapshot.
+const OF_SNAPSHOT: &str = "SELECT b.id, t.team_id, b.memory_mb, b.disk_mb, b.memory_node_id, b.memory_key_sealed \
+     FROM builds b JOIN templates t ON t.id = b.template_id \
+     WHERE b.id = $1 AND b.memory_key_sealed IS NOT NULL AND t.deleted_us IS NULL AND t.team_id IS NOT NULL";
+/// The memory of a fork, with the same columns.
+const OF_FORK: &str = "SELECT f.build_id AS id, f.team_id, f.memory_mb, f.disk_mb, f.memory_node_id, f.memory_key_sealed \
+     FROM fork_memories f WHERE f.build_id = $1";
+
+impl FromColumns for MemoryRow {
     const TABLE: &'static str = "builds";
 
     fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
@@ -86,18 +95,61 @@ impl FromColumns for SnapshotMemoryRow {
 }
 
 impl Store {
-    /// A snapshot of any owner whose memory has, or gets, a copy; none if there is none, or its template was deleted.
+    /// The memory of a snapshot of any owner that has, or gets, a copy; none if there is none, or its template was deleted.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn snapshot_memory(&self, build: &BuildId) -> Result<Option<SnapshotMemoryRow>, StoreError> {
-        let query = sqlx::query(
-            "SELECT b.id, t.team_id, b.memory_mb, b.disk_mb, b.memory_node_id, b.memory_key_sealed \
-             FROM builds b JOIN templates t ON t.id = b.template_id \
-             WHERE b.id = $1 AND b.memory_key_sealed IS NOT NULL AND t.deleted_us IS NULL AND t.team_id IS NOT NULL",
-        )
-        .bind(build.as_str());
+    pub async fn snapshot_memory(&self, build: &BuildId) -> Result<Option<MemoryRow>, StoreError> {
+        let query = sqlx::query(OF_SNAPSHOT).bind(build.as_str());
         self.db.read_optional("find a snapshot", query).await
+    }
+
+    /// A memory that has, or gets, a copy: that of a snapshot, or of a fork that is under way.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn memory(&self, build: &BuildId) -> Result<Option<MemoryRow>, StoreError> {
+        let query = sqlx::query(AssertSqlSafe(format!("{OF_SNAPSHOT} UNION ALL {OF_FORK}"))).bind(build.as_str());
+        self.db.read_optional("find a memory", query).await
+    }
+
+    /// Stores the memory of a sandbox that is being forked to other nodes.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when the id is taken, and when the database fails.
+    pub async fn fork_memory_insert(&self, row: &MemoryRow, now_us: i64) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "INSERT INTO fork_memories (build_id, team_id, memory_mb, disk_mb, memory_node_id, memory_key_sealed, created_us) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(row.build.as_str())
+        .bind(row.team.as_str())
+        .bind(i64::from(row.memory_mb))
+        .bind(i64::from(row.disk_mb))
+        .bind(row.origin.node.as_str())
+        .bind(row.origin.key.as_str().to_owned())
+        .bind(now_us);
+        self.db.write("memory", "insert the memory of a fork", query).await?;
+        Ok(())
+    }
+
+    /// Deletes the memory of a fork that is over. There may be none.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn fork_memory_delete(&self, build: &BuildId) -> Result<(), StoreError> {
+        let query = sqlx::query("DELETE FROM fork_memories WHERE build_id = $1").bind(build.as_str());
+        self.db.write("memory", "delete the memory of a fork", query).await?;
+        Ok(())
+    }
+
+    /// Deletes what forks have left whose server was lost: the memories that were stored before a time. Returns how many.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn fork_memory_purge(&self, before_us: i64) -> Result<u64, StoreError> {
+        let query = sqlx::query("DELETE FROM fork_memories WHERE created_us < $1").bind(before_us);
+        self.db.write("memory", "delete memories of forks", query).await
     }
 }
 

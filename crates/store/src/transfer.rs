@@ -43,6 +43,7 @@ const TABLES: &[&str] = &[
     "joined_nodes",
     "node_tokens",
     "servers",
+    "fork_memories",
 ];
 /// Rows that are read and inserted by one statement.
 const BATCH: usize = 200;

@@ -77,6 +77,10 @@ impl Builds {
                     self.collect_memories().await;
                     continue;
                 }
+                () = self.nodes.node_arrived() => {
+                    self.collect_memories().await;
+                    continue;
+                }
                 () = tokio::time::sleep_until(next) => {}
             }
             next = tokio::time::Instant::now() + interval;

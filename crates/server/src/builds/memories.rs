@@ -7,16 +7,21 @@ use std::collections::{HashMap, HashSet};
 
 use blobs::CopyOf;
 use model::id::{BuildId, TeamId};
+use protocol::node::{CopiedDisk, CopiedMemory, NodeError};
 use store::error::StoreError;
 
 use super::Builds;
 use super::collect::TemplateBytesError;
 use super::recipe::BuildSpec;
 use crate::chain::Chain;
+use crate::node::NodeHandle;
 
-/// A snapshot whose memory is being kept: that is not removed, although no row refers to it.
+/// How long the row of a fork's memory stays whose server was lost, in seconds. No fork takes as long.
+pub(super) const FORK_MEMORY_FOR_S: i64 = 2 * 60 * 60;
+
+/// A memory that is being kept, or is that of a fork: it is not removed, although no template refers to it.
 #[derive(Debug)]
-pub(super) struct PendingMemory<'a> {
+pub(crate) struct PendingMemory<'a> {
     builds: &'a Builds,
     build: BuildId,
 }
@@ -36,6 +41,31 @@ impl Builds {
         PendingMemory {
             builds: self,
             build: build.clone(),
+        }
+    }
+
+    /// Has a node keep a copy with processes as the memory of a fork, under an id that no build has. It is removed from all nodes,
+    /// and from the blob store, once the result is dropped.
+    ///
+    /// # Errors
+    /// [`NodeError::Refused`], with a reason for the client, when the copy has no processes; and when the node fails.
+    pub(crate) async fn keep_fork_memory(
+        &self,
+        node: &NodeHandle,
+        copied: &CopiedDisk,
+        build: &BuildId,
+    ) -> Result<PendingMemory<'_>, NodeError> {
+        let pending = self.expect_memory(build);
+        let wanted = matches!(copied.memory, CopiedMemory::Copied).then_some(build);
+        // The layer that is made of it is used by nobody, and collected.
+        let committed = {
+            let _removal = self.removal.read().await;
+            node.commit_copy(&copied.disk, false, wanted).await?
+        };
+        match &copied.memory {
+            CopiedMemory::Copied if committed.memory_bytes.is_some() => Ok(pending),
+            CopiedMemory::Missing(why) => Err(NodeError::Refused(why.clone())),
+            CopiedMemory::Copied | CopiedMemory::Unwanted => Err(NodeError::failed("it keeps no memory")),
         }
     }
 

@@ -14,6 +14,7 @@ use store::error::StoreError;
 
 use super::Builds;
 use super::collect::{DELETED_FOR_S, layers_in};
+use super::memories::FORK_MEMORY_FOR_S;
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::layers::{KeepError, StoredLayers};
@@ -117,10 +118,12 @@ impl Builds {
         Ok(round)
     }
 
-    /// Removes the copies of sandboxes that have ended, and of the memory of snapshots that were deleted. These were listed before, and
+    /// Removes the copies of sandboxes that have ended, and of the memory of snapshots that were deleted and of forks that are over. These were listed before, and
     /// each has a row before it has any object; so one without a row has ended, on whichever server. A copy has thousands of objects:
     /// those of what is there are not listed, and the others are removed as they come, so that none is held in memory.
     async fn remove_copies(&self, stored: &StoredLayers) -> Result<usize, ObjectError> {
+        let lost_us = self.clock.now_us() - FORK_MEMORY_FOR_S * SECOND_US;
+        self.rows.store().fork_memory_purge(lost_us).await?;
         let mut removed = 0;
         for id in stored.blobs.sandboxes().await? {
             if self.rows.store().sandbox_by_id(&id).await?.is_some() {
@@ -131,7 +134,7 @@ impl Builds {
             tracing::info!(sandbox.id = %id, objects, "removed copies of a sandbox that has ended from the blob store");
         }
         for build in stored.blobs.memories().await? {
-            if self.rows.store().snapshot_memory(&build).await?.is_none() {
+            if self.rows.store().memory(&build).await?.is_none() {
                 removed += stored.blobs.delete_of(&CopyOf::Memory(build)).await?;
             }
         }

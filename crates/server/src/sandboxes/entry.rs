@@ -495,6 +495,16 @@ impl SandboxEntry {
         }
     }
 
+    /// Notes that something has failed, for this reason, which is for the client.
+    pub(crate) fn note_failure(&self, attempt: Attempt, now_us: i64, why: &str) {
+        self.change(|current| current.backoff(attempt).note_failure(now_us, why));
+    }
+
+    /// Forgets what has failed: it works.
+    pub(crate) fn note_success(&self, attempt: Attempt) {
+        self.change(|current| current.backoff(attempt).forget());
+    }
+
     /// Releases its share of the limits: nothing of it is left.
     pub(super) fn release(&self) {
         let released = self.change(|current| current.admission.take());
@@ -664,17 +674,6 @@ impl Turn<'_> {
                 admission.enter_host(permit);
             }
         });
-    }
-
-    /// Notes that something has failed, for this reason, which is for the client.
-    pub(crate) fn note_failure(&self, attempt: Attempt, now_us: i64, why: &str) {
-        self.entry
-            .change(|current| current.backoff(attempt).note_failure(now_us, why));
-    }
-
-    /// Forgets what has failed: it works.
-    pub(crate) fn note_success(&self, attempt: Attempt) {
-        self.entry.change(|current| current.backoff(attempt).forget());
     }
 }
 

@@ -8,8 +8,12 @@
 //! the certificate authority of its parent: programs that run in it have read that certificate and trust no other. The seed
 //! of an authority is derived from an id, so the row names the sandbox and has no secret.
 //!
+//! Where the node of the parent has no room for all children, or drains, others get some ([`spread`]).
+//!
 //! Runs on a task of its own, as a create. Until the node has answered, rows of children are in state "creating": a crash
 //! before that leaves no child, and the parent runs.
+
+mod spread;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +21,7 @@ use std::time::Duration;
 use model::id::{SandboxId, UserId};
 use model::lifecycle::State;
 use model::lifecycle::command::{Command, Refusal};
+use model::placement::Outcome;
 use model::sandbox::{EnvVars, LifecycleSpec};
 use protocol::node::{Boot, ForkSandbox, ForkedSandbox, NodeError, StartedSandbox};
 use store::error::StoreError;
@@ -31,10 +36,12 @@ use super::lifecycle::to_json;
 use super::pause::within;
 use crate::admission::AdmissionError;
 use crate::admission::quota::{ResourceUse, TeamQuota};
+use crate::builds::Builds;
 use crate::builds::recipe::BuildSpec;
 use crate::clock::SECOND_US;
 use crate::injections::SandboxInjections;
-use crate::nodes::ServedNode;
+use crate::nodes::placement::Sent;
+use crate::nodes::{ANYWHERE, ServedNode, done};
 use crate::outcome::CreateOutcome;
 use crate::records::LifecycleEvent;
 use crate::seal::SealError;
@@ -131,6 +138,22 @@ struct Parent {
 struct Child {
     row: SandboxRow,
     entry: Arc<SandboxEntry>,
+    /// The request to a node that is not that of its parent.
+    sent: Option<Sent>,
+}
+
+/// Why none of the children was started.
+enum NotForked {
+    /// The nodes may have begun to start them.
+    Begun(NodeError),
+    /// Nothing was begun.
+    Unbegun(ForkError),
+}
+
+impl From<StoreError> for NotForked {
+    fn from(error: StoreError) -> Self {
+        Self::Unbegun(error.into())
+    }
 }
 
 impl From<Refusal> for ForkError {
@@ -147,22 +170,25 @@ impl Sandboxes {
     /// nothing.
     pub(crate) async fn fork(
         self: &Arc<Self>,
+        builds: &Arc<Builds>,
         entry: &Arc<SandboxEntry>,
         request: ForkRequest,
     ) -> Result<Children, ForkError> {
         entry.check(Command::Fork)?;
-        let (ids, node) = (request.ids.clone(), Arc::clone(&entry.node));
-        let (sandboxes, entry) = (Arc::clone(self), Arc::clone(entry));
+        let (ids, home) = (request.ids.clone(), Arc::clone(&entry.node));
+        let (sandboxes, builds, entry) = (Arc::clone(self), Arc::clone(builds), Arc::clone(entry));
         let task = self.work.spawn(async move {
             let forking = Arc::clone(&sandboxes);
             let forked = sandboxes
                 .work
-                .spawn(async move { Box::pin(forking.fork_on_task(&entry, request)).await });
+                .spawn(async move { Box::pin(forking.fork_on_task(&builds, &entry, request)).await });
             match forked.await {
                 Ok(forked) => forked,
                 Err(_) => {
                     // The task panicked at an unknown point.
                     for id in &ids {
+                        let child = sandboxes.tracked.registry.get(id);
+                        let node = child.map_or_else(|| Arc::clone(&home), |child| Arc::clone(&child.node));
                         sandboxes.discard(&node, id).await;
                     }
                     Err(ForkError::TaskFailed)
@@ -174,13 +200,14 @@ impl Sandboxes {
 
     async fn fork_on_task(
         self: &Arc<Self>,
+        builds: &Builds,
         entry: &Arc<SandboxEntry>,
         request: ForkRequest,
     ) -> Result<Children, ForkError> {
         // Whoever pauses or forks it waits.
         let turn = entry.turn_of(Command::Fork).await;
         turn.check(Command::Fork)?;
-        if entry.node.is_draining() {
+        if entry.node.is_draining() && self.nodes_to_spread_to(&entry.node, ANYWHERE).is_empty() {
             return Err(ForkError::Draining);
         }
         turn.check_attempt(Attempt::Fork, self.clock.now_us())?;
@@ -189,38 +216,32 @@ impl Sandboxes {
         for id in &request.ids {
             children.push(self.prepare_child(&entry.node, &parent, id, &request).await);
         }
-        let mut forked = Vec::new();
-        for child in children.iter().flatten() {
-            match self.forked(&parent, child).await {
-                Ok(one) => forked.push(one),
-                Err(error) => {
-                    self.forget_children(&children).await;
-                    return Err(error.into());
-                }
-            }
-        }
-        let started = if forked.is_empty() {
-            Vec::new()
+        let placed = || children.iter().flatten();
+        let started = if placed().any(|child| !Arc::ptr_eq(&child.entry.node, &entry.node)) {
+            Box::pin(self.fork_spread(builds, turn, &parent, placed().collect())).await
         } else {
-            let id = entry.id.clone();
-            match within(
-                FORK_TIMEOUT,
-                entry.node.handle.fork(ForkSandbox { id, children: forked }),
-            )
-            .await
-            {
-                Ok(started) => started,
-                Err(error) => {
-                    self.give_up_children(&children, &error).await;
-                    return Err(match (error, entry.state()) {
-                        // Its end was requested while it stood still.
-                        (NodeError::NotFound(_), State::Stopping) => ForkError::State(ChangeError::Stopping),
-                        (error, _) => error.into(),
-                    });
+            let started = self.fork_at_home(&turn, &parent, placed().collect()).await;
+            drop(turn);
+            started
+        };
+        let started = match started {
+            Ok(started) => started,
+            Err(error) => {
+                match &error {
+                    NotForked::Begun(error) => self.give_up_children(&children, error).await,
+                    NotForked::Unbegun(_) => self.forget_children(&children).await,
                 }
+                return Err(match (error, entry.state()) {
+                    // Its end was requested while it stood still.
+                    (NotForked::Begun(NodeError::NotFound(_)), State::Stopping) => {
+                        ForkError::State(ChangeError::Stopping)
+                    }
+                    (NotForked::Begun(error), _) => error.into(),
+                    (NotForked::Unbegun(error), _) => error,
+                });
             }
         };
-        self.note_started(&turn, &started);
+        self.note_started(entry, &started);
         let mut started = started.into_iter();
         let mut results = Vec::with_capacity(children.len());
         for child in children {
@@ -239,7 +260,9 @@ impl Sandboxes {
                 Err(ChildError::Create(CreateError::Busy { team_limit: Some(_) })) => CreateOutcome::Limited,
                 Err(
                     ChildError::Admission(_)
-                    | ChildError::Create(CreateError::NoCapacity { .. } | CreateError::Busy { .. }),
+                    | ChildError::Create(
+                        CreateError::NoCapacity { .. } | CreateError::Draining | CreateError::Busy { .. },
+                    ),
                 ) => CreateOutcome::NoCapacity,
                 Err(ChildError::Create(_)) => CreateOutcome::Failed,
             });
@@ -251,9 +274,9 @@ impl Sandboxes {
     }
 
     /// Has a sandbox of which no copy could be started not be copied again for a while.
-    fn note_started(&self, turn: &Turn<'_>, started: &[Result<StartedSandbox, NodeError>]) {
+    fn note_started(&self, entry: &SandboxEntry, started: &[Result<StartedSandbox, NodeError>]) {
         if started.iter().any(Result::is_ok) {
-            return turn.note_success(Attempt::Fork);
+            return entry.note_success(Attempt::Fork);
         }
         let tried = |result: &Result<_, NodeError>| match result {
             Err(NodeError::Refused(why)) => Some(why.clone()),
@@ -263,8 +286,30 @@ impl Sandboxes {
             _ => None,
         };
         if let Some(why) = started.iter().find_map(tried) {
-            turn.note_failure(Attempt::Fork, self.clock.now_us(), &why);
+            entry.note_failure(Attempt::Fork, self.clock.now_us(), &why);
         }
+    }
+
+    /// Has the node of a sandbox copy it, and start all these children there.
+    async fn fork_at_home(
+        &self,
+        turn: &Turn<'_>,
+        parent: &Parent,
+        children: Vec<&Child>,
+    ) -> Result<Vec<Result<StartedSandbox, NodeError>>, NotForked> {
+        let mut forked = Vec::with_capacity(children.len());
+        for child in children {
+            forked.push(self.forked(parent, child).await?);
+        }
+        if forked.is_empty() {
+            return Ok(Vec::new());
+        }
+        let request = ForkSandbox {
+            id: turn.id.clone(),
+            children: forked,
+        };
+        let started = within(FORK_TIMEOUT, turn.node.handle.fork(request)).await;
+        started.map_err(NotForked::Begun)
     }
 
     async fn parent(&self, id: &SandboxId) -> Result<Parent, ForkError> {
@@ -283,21 +328,40 @@ impl Sandboxes {
         })
     }
 
-    /// Reserves what a child needs, and stores its row.
+    /// Reserves what a child needs, on the node of its parent or else on another one, and stores its row.
     async fn prepare_child(
         &self,
-        node: &Arc<ServedNode>,
+        home: &Arc<ServedNode>,
         parent: &Parent,
         id: &SandboxId,
         request: &ForkRequest,
     ) -> Result<Child, ChildError> {
         let share = ResourceUse::one_sandbox(parent.row.cpu_count, parent.row.memory_mb);
         let reservation = Arc::new(request.quota.reserve(share).map_err(AdmissionError::from)?);
-        let admission = node.pool.admit(id, &reservation).await?;
+        let at_home = if home.is_draining() {
+            None
+        } else {
+            Some(home.pool.admit(id, &reservation).await)
+        };
+        let (node, admission, sent) = match at_home {
+            Some(Ok(admission)) => (Arc::clone(home), admission, None),
+            Some(Err(error @ AdmissionError::OverQuota(_))) => return Err(error.into()),
+            full @ (Some(Err(AdmissionError::NoCapacity { .. })) | None) => {
+                match self.admit_elsewhere(home, parent, id, &reservation).await {
+                    Some((node, admission, sent)) => (node, admission, sent),
+                    None => {
+                        return Err(match full {
+                            Some(Err(error)) => error.into(),
+                            _ => CreateError::Draining.into(),
+                        });
+                    }
+                }
+            }
+        };
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
         let row = node.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
-        let entry = self.register(&row, node, admission, parent.injections.as_ref());
-        Ok(Child { row, entry })
+        let entry = self.register(&row, &node, admission, parent.injections.as_ref());
+        Ok(Child { row, entry, sent })
     }
 
     fn row_of_child(&self, parent: &Parent, id: &SandboxId, request: &ForkRequest) -> Result<NewSandbox, SealError> {
@@ -365,9 +429,12 @@ impl Sandboxes {
         started: Result<StartedSandbox, NodeError>,
         timeout_s: u32,
     ) -> Result<SandboxRow, CreateError> {
-        let Child { row, entry } = child;
+        let Child { row, entry, sent } = child;
         let started = match started {
-            Ok(started) => started,
+            Ok(started) => {
+                done(sent, Outcome::Placed);
+                started
+            }
             Err(error) => {
                 self.give_up_start(&entry.node, &row.id, &error).await;
                 return Err(self.not_started(error));
@@ -376,6 +443,8 @@ impl Sandboxes {
         let row = self
             .store_start(&entry.node, row, &started.agent_version, timeout_s)
             .await?;
+        // A memory may have been brought to its node, since that was told its deadline.
+        self.tell_start(&entry.node, &row, started.is_restored).await;
         self.announce(&row, &entry, parent.changes).await?;
         Ok(row)
     }

@@ -19,7 +19,7 @@ use model::id::BuildId;
 use model::secret::Secret;
 use protocol::node::{NodeError, PackMemory, UnpackMemory};
 use sha2::{Digest as _, Sha256};
-use store::snapshots::{MemoryOrigin, SnapshotMemoryRow};
+use store::snapshots::{MemoryOrigin, MemoryRow};
 use tokio::sync::watch;
 
 use super::Sandboxes;
@@ -137,11 +137,11 @@ impl Sandboxes {
     }
 
     /// Copies a memory, unless there is a copy. Returns how much was sent, in bytes; none if there was nothing to do.
-    async fn copy_memory(
+    pub(super) async fn copy_memory(
         &self,
         parcels: &Parcels,
         node: &ServedNode,
-        row: &SnapshotMemoryRow,
+        row: &MemoryRow,
     ) -> Result<Option<u64>, ParcelError> {
         let of = CopyOf::Memory(row.build.clone());
         let key = parcels.open_key(&of, &row.origin.key)?;
@@ -160,7 +160,7 @@ impl Sandboxes {
             node.handle.pack_memory(request)
         });
         let stored = stored.await?;
-        if self.store().snapshot_memory(&row.build).await?.is_none() {
+        if self.store().memory(&row.build).await?.is_none() {
             // Deleted meanwhile: whoever has removed what there was did not see all of this.
             parcels.remove(&of).await?;
             return Ok(None);
@@ -187,7 +187,7 @@ impl Sandboxes {
     }
 
     /// Begins to bring a memory to a node on a task of its own, unless that has begun.
-    fn begin_to_bring(
+    pub(super) fn begin_to_bring(
         self: &Arc<Self>,
         parcels: Arc<Parcels>,
         node: &Arc<ServedNode>,
@@ -232,7 +232,7 @@ impl Sandboxes {
         payer: &Payer,
         build: &BuildId,
     ) -> Result<Option<u64>, ParcelError> {
-        let Some(row) = self.store().snapshot_memory(build).await? else {
+        let Some(row) = self.store().memory(build).await? else {
             return Ok(None);
         };
         if node

@@ -3,7 +3,7 @@
 use store::builds::{BuildRequested, BuildStatus};
 use store::error::StoreError;
 use store::keys::SealedSecret;
-use store::snapshots::{MemoryOrigin, NameUse, NewSnapshot, SnapshotFilter, SnapshotRow, SnapshotStored};
+use store::snapshots::{MemoryOrigin, MemoryRow, NameUse, NewSnapshot, SnapshotFilter, SnapshotRow, SnapshotStored};
 
 use crate::builds::new;
 use crate::database::Database;
@@ -192,12 +192,32 @@ pub(crate) async fn a_memory_is_that_of_the_node_that_made_it(db: Database) {
     }
     let memory = async |n| store.snapshot_memory(&build_id(n)).await.unwrap();
     let found = memory(1).await.unwrap();
+    assert_eq!(store.memory(&build_id(1)).await.unwrap(), Some(found.clone()));
     assert_eq!(
         (found.build, found.team, found.origin),
-        (build_id(1), team_id(1), origin)
+        (build_id(1), team_id(1), origin.clone())
     );
     assert_eq!((found.memory_mb, found.disk_mb), (512, 1024));
     assert_eq!((memory(2).await, memory(9).await), (None, None));
     store.template_delete(&template_id(1), 9).await.unwrap();
     assert_eq!(memory(1).await, None);
+    // That of a fork, for as long as its row is there.
+    let of_fork = MemoryRow {
+        build: build_id(3),
+        team: team_id(1),
+        memory_mb: 256,
+        disk_mb: 2048,
+        origin,
+    };
+    store.fork_memory_insert(&of_fork, 100).await.unwrap();
+    assert_eq!(store.memory(&build_id(3)).await.unwrap(), Some(of_fork.clone()));
+    assert_eq!(memory(3).await, None);
+    assert_eq!(store.fork_memory_purge(100).await.unwrap(), 0);
+    assert_eq!(store.fork_memory_purge(101).await.unwrap(), 1);
+    assert_eq!(store.memory(&build_id(3)).await.unwrap(), None);
+    store.fork_memory_insert(&of_fork, 100).await.unwrap();
+    store.fork_memory_delete(&build_id(3)).await.unwrap();
+    store.fork_memory_delete(&build_id(3)).await.unwrap();
+    assert_eq!(store.memory(&build_id(3)).await.unwrap(), None);
+    store.close().await;
 }

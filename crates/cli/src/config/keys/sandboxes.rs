@@ -114,7 +114,7 @@ keys! {
         "pause.copies", None, Boolean, "true",
         "Whether a server with nodes that have joined copies what is paused on disk, and the memory of snapshots, to the blob store, \
          encrypted, if it has one (`blobs.store`): other nodes go on with what is paused where the node that has it is away, drains, is \
-         full or was forgotten, and start sandboxes from the snapshots. `ringfence up` makes no copies.",
+         full or was forgotten, start sandboxes from the snapshots, and run forks. `ringfence up` makes no copies.",
         pause.copies = boolean,
     },
     PAUSE_COPY_MIB_PER_S = {

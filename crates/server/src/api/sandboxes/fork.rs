@@ -110,7 +110,7 @@ pub(crate) async fn fork_sandbox(
         timeout_s,
         ids,
     };
-    let forked = sandboxes.fork(&entry, request).await;
+    let forked = sandboxes.fork(&state.builds, &entry, request).await;
     let forked = forked.map_err(|error| ApiError::not_forked(error, &id))?;
     let results = forked.into_iter().map(|child| match child {
         Ok(row) => ForkResult {

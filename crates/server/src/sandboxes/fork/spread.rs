@@ -1,0 +1,221 @@
+//! Forks whose children are on several nodes, because the node of the parent has no room for all of them, or drains.
+//!
+//! ```text
+//!   the node keeps the memory of the parent ─▶ its copy in the blob store ─▶ other nodes unpack it ─▶ start the children
+//!   └──── the parent stands still ────┘                                      └─ each node once ──┘
+//! ```
+//!
+//! All children are started from one memory, those on the node of the parent too, so they go on from one moment. That memory is kept
+//! and copied as that of a snapshot, under an id that no build has, and goes when the fork is over: a guard keeps it on the nodes,
+//! and a row its copy. A server that is lost leaves both; the memory is removed by the next one that lists what the nodes have, and
+//! the copy by a later round over all objects.
+//!
+//! Children are on nodes of this server alone. Where a node lacks the processors or the kernel that the processes need, the children
+//! there fail, and the others run.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use model::id::{BuildId, SandboxId};
+use protocol::node::{ForkedSandbox, Image, NodeError, StartSandbox, StartedSandbox};
+use store::snapshots::MemoryRow;
+use uuid::Uuid;
+
+use super::{Child, FORK_TIMEOUT, ForkError, NotForked, Parent};
+use crate::admission::Admission;
+use crate::admission::quota::Reservation;
+use crate::builds::Builds;
+use crate::chain::Chain;
+use crate::creation::ADMISSION_BOUND;
+use crate::nodes::placement::Sent;
+use crate::nodes::{ANYWHERE, Needs, ServedNode};
+use crate::outcome::CopyOutcome;
+use crate::parcels::{ParcelError, Parcels};
+use crate::sandboxes::Sandboxes;
+use crate::sandboxes::entry::Turn;
+use crate::sandboxes::pause::within;
+
+/// Children of one fork that are started at the same time. Each node restores a few, and the others wait for their turns.
+const STARTS: usize = 4;
+
+/// What all children are started from.
+struct Memory<'a> {
+    parcels: &'a Arc<Parcels>,
+    home: &'a Arc<ServedNode>,
+    row: MemoryRow,
+    /// The image below the files of the parent.
+    image: Image,
+}
+
+impl Sandboxes {
+    /// The nodes besides that of a sandbox on which children of it can be, the best first.
+    pub(super) fn nodes_to_spread_to(&self, home: &Arc<ServedNode>, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
+        let can = |node: &ServedNode| node.copies_memories && node.writes_processes;
+        if self.parcels.is_none() || !can(home) {
+            return Vec::new();
+        }
+        let mut nodes = self.nodes.choose(needs);
+        nodes.retain(|node| !Arc::ptr_eq(node, home) && can(node));
+        nodes
+    }
+
+    /// Reserves what a child needs on another node than that of its parent; none if no other one has room.
+    pub(super) async fn admit_elsewhere(
+        &self,
+        home: &Arc<ServedNode>,
+        parent: &Parent,
+        id: &SandboxId,
+        reservation: &Arc<Reservation>,
+    ) -> Option<(Arc<ServedNode>, Admission, Option<Sent>)> {
+        let needs = Needs {
+            image: &parent.build.image,
+            memory_mb: parent.row.memory_mb,
+            ..ANYWHERE
+        };
+        for node in self.nodes_to_spread_to(home, needs) {
+            let admitted = tokio::time::timeout(ADMISSION_BOUND, node.admit(id, reservation)).await;
+            if let Ok(Ok((admission, sent))) = admitted {
+                return Some((node, admission, sent));
+            }
+        }
+        None
+    }
+
+    /// Copies a sandbox, and starts these children from the copy, each on its node. The sandbox can be changed again once it is copied.
+    pub(super) async fn fork_spread(
+        self: &Arc<Self>,
+        builds: &Builds,
+        turn: Turn<'_>,
+        parent: &Parent,
+        children: Vec<&Child>,
+    ) -> Result<Vec<Result<StartedSandbox, NodeError>>, NotForked> {
+        let failed = || NotForked::Begun(NodeError::failed("there is no memory for forks"));
+        let (entry, parcels) = (Arc::clone(&*turn), self.parcels.clone().ok_or_else(failed)?);
+        let home = Arc::clone(&entry.node);
+        let busy = || {
+            let why = "the team makes other snapshots and forks over several nodes";
+            NotForked::Unbegun(ForkError::NoCapacity(why.to_owned()))
+        };
+        let _place = self.work.copies.place(&entry.team).ok_or_else(busy)?;
+        let mut forked = Vec::with_capacity(children.len());
+        for child in &children {
+            forked.push(self.forked(parent, child).await?);
+        }
+        let build = BuildId::try_from(Uuid::new_v4().to_string()).map_err(|_| failed())?;
+        let origin = self.origin_of_memory(&home, &build).ok_or_else(failed)?;
+        let copied = within(FORK_TIMEOUT, home.handle.copy_disk(&entry.id, true)).await;
+        drop(turn);
+        let copied = copied.map_err(NotForked::Begun)?;
+        let kept = builds.keep_fork_memory(&home.handle, &copied, &build).await;
+        let _kept = kept.map_err(NotForked::Begun)?;
+        let memory = Memory {
+            parcels: &parcels,
+            home: &home,
+            row: MemoryRow {
+                build,
+                team: entry.team.clone(),
+                memory_mb: parent.row.memory_mb,
+                disk_mb: parent.row.disk_mb,
+                origin,
+            },
+            image: copied.image,
+        };
+        self.store()
+            .fork_memory_insert(&memory.row, self.clock.now_us())
+            .await?;
+        let nodes = children.iter().map(|child| Arc::clone(&child.entry.node)).collect();
+        let started = self.start_spread(&memory, forked, nodes).await;
+        // Before the guard: who finds no row removes what is stored without one.
+        if let Err(error) = self.store().fork_memory_delete(&memory.row.build).await {
+            tracing::warn!(sandbox.id = %entry.id, error = %Chain(&error), "cannot delete the row of a fork's memory, a later round does");
+        }
+        Ok(started)
+    }
+
+    async fn start_spread(
+        self: &Arc<Self>,
+        memory: &Memory<'_>,
+        forked: Vec<ForkedSandbox>,
+        nodes: Vec<Arc<ServedNode>>,
+    ) -> Vec<Result<StartedSandbox, NodeError>> {
+        let copied = tokio::select! {
+            biased;
+            () = self.work.stopping().cancelled() => Err(NodeError::Cancelled),
+            () = memory.home.over.cancelled() => Err(NodeError::Away),
+            copied = self.copy_fork_memory(memory) => copied.map_err(NodeError::from),
+        };
+        if let Err(error) = &copied {
+            tracing::warn!(node.id = %memory.home.id(), error = %Chain(error), "cannot copy the memory of a fork to the blob store, only children on its node are started");
+        }
+        let starts = forked.into_iter().zip(nodes).map(|(forked, node)| {
+            let copied = if Arc::ptr_eq(&node, memory.home) {
+                Ok(())
+            } else {
+                copied.clone()
+            };
+            async move {
+                copied?;
+                self.start_child(memory, forked, &node).await
+            }
+        });
+        futures_util::stream::iter(starts).buffered(STARTS).collect().await
+    }
+
+    async fn copy_fork_memory(&self, memory: &Memory<'_>) -> Result<(), ParcelError> {
+        let Memory { parcels, home, row, .. } = memory;
+        let _turn = parcels.upload_turn(&Some(row.team.clone())).await;
+        let copied = self.copy_memory(parcels, home, row).await;
+        let outcome = match &copied {
+            Ok(_) => CopyOutcome::Complete,
+            Err(_) => CopyOutcome::Failed,
+        };
+        parcels.metrics.copy_upload(outcome, self.clock.now_us());
+        copied?;
+        Ok(())
+    }
+
+    /// Starts a child on a node, to which the memory is brought before.
+    async fn start_child(
+        self: &Arc<Self>,
+        memory: &Memory<'_>,
+        forked: ForkedSandbox,
+        node: &Arc<ServedNode>,
+    ) -> Result<StartedSandbox, NodeError> {
+        let (build, payer) = (&memory.row.build, Some(memory.row.team.clone()));
+        if !Arc::ptr_eq(node, memory.home) {
+            let mut ended = self.begin_to_bring(Arc::clone(memory.parcels), node, &payer, build);
+            // What brings it ends with the session of the node, and with the server.
+            let _ = ended.wait_for(|ended| *ended).await;
+            let memories = node.handle.memories().await?;
+            if !memories.iter().any(|memory| memory.build == *build) {
+                let why = "its memory could not be brought to another node, and the log of the platform has the cause";
+                return Err(NodeError::Refused(why.to_owned()));
+            }
+        }
+        let ForkedSandbox {
+            id,
+            boot,
+            egress,
+            deadline,
+        } = forked;
+        let request = StartSandbox {
+            id: id.clone(),
+            template: boot.template,
+            image: memory.image.clone(),
+            resources: boot.resources,
+            init: boot.init,
+            egress,
+            memory: Some(build.clone()),
+            owner: boot.owner,
+            deadline,
+        };
+        let started = within(FORK_TIMEOUT, node.handle.start(&payer, request)).await?;
+        if !started.is_restored {
+            // It is a new sandbox without anything of its parent.
+            self.discard(node, &id).await;
+            let why = "its processes could not be restored on its node, and the log of the platform has the cause";
+            return Err(NodeError::Refused(why.to_owned()));
+        }
+        Ok(started)
+    }
+}

@@ -83,7 +83,9 @@ def main() -> None:
         try:
             work = Path(directory) / "service"
             work.mkdir()
-            config = CONFIG + criu_config() + gateway.config()
+            # Past the relay, which is a program of Python.
+            direct = gateway.config(endpoint=f'"http://{gateway.host}:{gateway.port}"')
+            config = CONFIG + criu_config() + direct
             with running_service(work, servers=1, config=config, is_placed=False) as service:
                 service.servers[0].use()
                 bench = Bench(service)

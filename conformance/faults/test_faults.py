@@ -3,10 +3,11 @@ its own: nothing is lost, half or twice.
 
 Each cycle runs clients against all servers, does one thing to one part, lets the clients go on meanwhile, mends the part and
 checks. A server or a node is killed, restarted, or stopped for some seconds and continued; what a machine sends to another one, or
-to all others, is lost; the database crashes; or the bucket is away. Then:
+to all others, is lost; the database crashes; the bucket is away; or a node drains, so that forks of its sandboxes go to others. Then:
 
 - a sandbox whose create was answered and whose delete was not asked for is listed by every server, answers through any,
   and its program is one process, on one node; one whose delete was answered is gone at every server;
+- a fork that was answered is such a sandbox, and has the program of its parent once more;
 - a request without an answer may have happened or not, but not half;
 - requests that fail meanwhile say that the platform is not available, and creates succeed soon after a server is lost.
 
@@ -112,8 +113,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     assert left_over(before) == {}
 
 
-def ask(world: World, server: Server, method: str, path: str, json: object = None) -> httpx.Response:
-    """One request to the API; an answer that is final."""
+def ask(world: World, server: Server, method: str, path: str, json: object = None, refusal: str = "") -> httpx.Response:
+    """One request to the API; an answer that is final. With this refusal it may be answered at any time."""
     headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
     try:
         answer = httpx.request(method, f"{server.url}{path}", headers=headers, json=json, timeout=within(60))
@@ -122,7 +123,7 @@ def ask(world: World, server: Server, method: str, path: str, json: object = Non
             raise Unanswered from error
         raise
     if answer.status_code == 503:
-        assert world.is_faulty, answer.text
+        assert world.is_faulty or answer.json().get("error_code") == refusal, answer.text
         world.counts["answered 503"] += 1
         raise Unanswered
     if world.is_faulty and answer.status_code == 500 and answer.json()["error_code"] == "sandbox_create_failed":
@@ -175,16 +176,34 @@ def change(world: World, server: Server, known: Known, wish: str) -> None:
     world.counts[f"{wish}s"] += 1
 
 
+def fork(world: World, server: Server, parent: Known) -> None:
+    body = {"timeout": 3600, "count": 1}
+    # One whose copies could not be started lately is not copied again for a while.
+    answer = ask(world, server, "POST", f"/sandboxes/{parent.id}/fork", body, "sandbox_fork_delayed")
+    if answer.status_code == 409 or parent.id not in world.known:
+        # It is paused, or about to be, or another client has deleted it.
+        return
+    assert answer.status_code == 201, answer.text
+    (child,) = answer.json()
+    if "error" in child:
+        assert world.is_faulty, child
+        world.counts["forks that failed"] += 1
+        return
+    with world.lock:
+        world.known[child["sandbox"]["sandboxID"]] = Known(child["sandbox"]["sandboxID"], parent.mark, parent.is_marked, is_new=False)
+        world.counts["forks"] += 1
+
+
 def client(world: World, service: Service, chance: random.Random) -> None:
     """One client: uses a server after the other until the cycle is over."""
     while not world.is_over:
         server = chance.choice(service.servers)
         with world.lock:
-            wish = chance.choice(("create", "delete", "pause", "connect", "connect"))
+            wish = chance.choice(("create", "delete", "pause", "connect", "connect", "fork"))
             old = [known for known in world.known.values() if not known.is_new]
             if len(old) < 2:
                 wish = "create"
-            elif wish == "create" and len(world.known) >= POPULATION:
+            elif wish in ("create", "fork") and len(world.known) >= POPULATION:
                 wish = "delete"
             known = chance.choice(old) if wish != "create" else None
             if wish == "delete" and known:
@@ -193,6 +212,8 @@ def client(world: World, service: Service, chance: random.Random) -> None:
         try:
             if known is None:
                 create(world, server, chance)
+            elif wish == "fork":
+                fork(world, server, known)
             else:
                 change(world, server, known, wish)
         except Unanswered:
@@ -258,6 +279,18 @@ def lose_bucket(service: Service, world: World, chance: random.Random) -> Callab
     return service.gateway.start
 
 
+def drain_node(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
+    node, server = chance.choice(service.nodes), chance.choice(service.servers)
+    drained = server.run("node", "drain", node.id)
+    assert drained.returncode == 0, drained.stderr
+
+    def undrain() -> None:
+        undrained = server.run("node", "undrain", node.id)
+        assert undrained.returncode == 0, undrained.stderr
+
+    return undrain
+
+
 def restart_server(service: Service, world: World, chance: random.Random) -> Callable[[], None]:
     server = next((server for server in service.servers if server.binary != binary()), None) or chance.choice(service.servers)
     server.binary = binary()
@@ -312,6 +345,7 @@ FAULTS = {
     "a machine is not heard": (cut_off, 2),
     "the database crashes": (crash_database, 2),
     "the bucket is away": (lose_bucket, 1),
+    "a node drains": (drain_node, 2),
 }
 
 
@@ -373,12 +407,13 @@ def check(world: World, service: Service, chance: random.Random) -> None:
         world.deleted.add(name)
     world.deleting.clear()
     list(world.clients.map(lambda known: answers(chance.choice(service.servers), known.id), world.known.values()))
-    for known in world.known.values():
-        if known.is_marked:
-            found = host_pids(known.mark)
-            assert len(found) == 1, f"{known.id} has its program {len(found)} times"
-    until(lambda: not any(host_pids(mark) for mark in world.marks_of_deleted), "programs of deleted sandboxes have ended")
+    # Forks have the mark of their parent.
+    marks = Counter(known.mark for known in world.known.values() if known.is_marked)
+    until(lambda: all(len(host_pids(mark)) <= marks[mark] for mark in world.marks_of_deleted), "programs of deleted sandboxes have ended")
     world.marks_of_deleted.clear()
+    for mark, expected in marks.items():
+        found = host_pids(mark)
+        assert len(found) == expected, f"{[one.id for one in world.known.values() if one.mark == mark]} have their program {len(found)} times"
 
 
 def answers(server: Server, id: str) -> None:

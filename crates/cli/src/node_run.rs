@@ -88,6 +88,7 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
             keeps_deadlines: true,
             makes_parcels: true,
             copies_memories: true,
+            admits_with_start: true,
         },
         ..link::hello(node_identity::host_name(), version::text().to_owned())
     };

@@ -66,6 +66,9 @@ pub struct Capabilities {
     /// Whether it makes parcels of the memory of snapshots, and memory of parcels.
     #[serde(default)]
     pub copies_memories: bool,
+    /// Whether it takes permits that come with starts.
+    #[serde(default)]
+    pub admits_with_start: bool,
 }
 
 /// The answer of a server.
@@ -166,6 +169,7 @@ mod tests {
         // One that does not say so is not asked for parcels.
         assert!(!hello.capabilities.makes_parcels);
         assert!(!hello.capabilities.copies_memories);
+        assert!(!hello.capabilities.admits_with_start);
         assert_eq!(level(&hello.levels), Ok(1));
         let refusal = level(&[3, 2]).unwrap_err();
         assert!(refusal.is_lasting && refusal.reason.contains("[3, 2]"), "{refusal}");

@@ -55,10 +55,10 @@ use model::network::EgressPolicy;
 use parking_lot::Mutex;
 use protocol::node::{
     Adopted, ClaimSandbox, Committed, CommittedCopy, CopiedDisk, DialError, EgressCounters, ExpiredSandbox,
-    ForkSandbox, FrozenSandbox, HostCapacity, HostLoad, HostReport, LayerInfo, LayerStream, LiveSandbox, MemoryInfo,
-    NoCapacity, NodeApi, NodeDeadline, NodeError, NodeEvents, NodeFuture, PackMemory, PackSandbox, PauseSandbox,
-    PausedSandbox, PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox,
-    StartedSandbox, Traffic, UnpackMemory, UnpackSandbox, UnpackedSandbox, Wanted,
+    ForkSandbox, FrozenSandbox, HostLoad, HostReport, LayerInfo, LayerStream, LiveSandbox, MemoryInfo, NoCapacity,
+    NodeApi, NodeDeadline, NodeError, NodeEvents, NodeFuture, PackMemory, PackSandbox, PauseSandbox, PausedSandbox,
+    PermitRequest, ResumeSandbox, ResumedSandbox, SandboxSample, SandboxStream, Snapshot, StartSandbox, StartedSandbox,
+    Traffic, UnpackMemory, UnpackSandbox, UnpackedSandbox, Wanted,
 };
 use protocol::template_file::BaseVersion;
 use proxy::egress::{EgressGateway, EgressSettings};
@@ -297,7 +297,7 @@ impl Node {
         let tasks = self.tasks.clone();
         // A task of its own, so that a caller that is dropped does not leave a half-started sandbox.
         let start = self.tasks.spawn(async move {
-            let _begun = Begun::start(&shared, &request.id)?;
+            let _begun = Begun::start_with(&shared, &request.id, request.permit.as_ref()).await?;
             if let Some(build) = &request.memory
                 && let Some(started) = memory::start(&shared, &tasks, &stop, &request, build).await?
             {
@@ -351,22 +351,8 @@ impl Node {
         blocking(sweep).await.map_err(failed)
     }
 
-    async fn measure_host(&self) -> Result<HostCapacity, NodeError> {
-        self.shared.teardowns.settled_for_capacity().await;
-        let driver = Arc::clone(&self.shared.driver);
-        let free = blocking(move || driver.capacity())
-            .await
-            .map_err(failed)?
-            .map_err(failed)?;
-        Ok(HostCapacity {
-            memory_available_bytes: free.memory_available_bytes,
-            // Space promised to sandboxes is not available, even if it is not written yet.
-            disk_available_bytes: free.disk_available_bytes.saturating_sub(self.shared.disk.owed()),
-        })
-    }
-
     async fn report(&self) -> Result<HostReport, NodeError> {
-        let left = self.measure_host().await?;
+        let left = begun::left(&self.shared).await?;
         let size = blocking(runtime::usage::load).await.map_err(failed)?;
         if let Err(error) = &size {
             tracing::debug!("the load of the host cannot be read: {error}");
@@ -395,7 +381,7 @@ impl NodeApi for Node {
     fn permit(&self, request: PermitRequest) -> NodeFuture<'_, Result<Result<(), NoCapacity>, NodeError>> {
         Box::pin(async move {
             let Shared { permits, sandboxes, .. } = &*self.shared;
-            Ok(permits.give(sandboxes, &request, || self.measure_host()).await)
+            Ok(permits.give(sandboxes, &request, || begun::left(&self.shared)).await)
         })
     }
 

@@ -82,6 +82,20 @@ impl HostPermits {
         permits.begin(id, self.bounds, self.now_us(), &*sandboxes.lock())
     }
 
+    /// Gives out the permit that comes with a start, as [`Self::give`] does, and notes that the start begins.
+    pub(crate) async fn give_and_begin<V, F>(
+        &self,
+        sandboxes: &Sandboxes<V>,
+        request: &PermitRequest,
+        read: impl Fn() -> F,
+    ) -> Result<(), NoCapacity>
+    where
+        F: Future<Output = Result<HostCapacity, NodeError>>,
+    {
+        self.give(sandboxes, request, read).await?;
+        self.begin(sandboxes, &request.id)
+    }
+
     /// Notes that a start is over.
     pub(crate) fn settle<V>(&self, sandboxes: &Sandboxes<V>, id: &SandboxId) {
         let mut permits = self.permits.lock();
@@ -163,7 +177,16 @@ mod tests {
             for n in 0..2000 {
                 let id = id(server * 10_000 + n);
                 let number = n as u64 + 1;
-                let asked = runtime.block_on(permits.give(&sandboxes, &request(id.clone(), number), much));
+                // Every other one comes with its start.
+                let is_begun = n % 2 == 1;
+                let request = request(id.clone(), number);
+                let asked = runtime.block_on(async {
+                    if is_begun {
+                        permits.give_and_begin(&sandboxes, &request, much).await
+                    } else {
+                        permits.give(&sandboxes, &request, much).await
+                    }
+                });
                 if asked.is_err() {
                     refused.fetch_add(1, Ordering::Relaxed);
                     // Room for others, now and then.
@@ -174,11 +197,13 @@ mod tests {
                     continue;
                 }
                 given.fetch_add(1, Ordering::Relaxed);
-                if n % 5 == 0 {
+                if n % 5 == 0 && !is_begun {
                     permits.give_back(&id, number);
                     continue;
                 }
-                assert_eq!(permits.begin(&sandboxes, &id), Ok(()));
+                if !is_begun {
+                    assert_eq!(permits.begin(&sandboxes, &id), Ok(()));
+                }
                 if n % 7 != 0 {
                     let mut sandboxes = sandboxes.lock();
                     sandboxes.insert(id.clone(), ());

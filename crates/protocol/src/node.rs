@@ -174,6 +174,11 @@ pub struct StartSandbox {
     /// Its deadline, for a node that keeps deadlines; none for a sandbox without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<NodeDeadline>,
+    /// The permit that the node takes for the sandbox before anything of it is begun, where it was not asked for by
+    /// [`NodeApi::permit`]. Only nodes that say so do it. A refusal is [`NodeError::Capacity`], with the reason as [`NoCapacity`]
+    /// says it, and nothing was begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permit: Option<PermitRequest>,
 }
 
 /// A sandbox that was started and whose agent has responded.
@@ -464,7 +469,8 @@ pub trait NodeApi: Send + Sync + 'static {
     /// be lost on the way: the permit ends by itself then.
     fn give_back(&self, id: &SandboxId, number: u64);
 
-    /// Starts a sandbox and returns once its agent has accepted `init`. On an error nothing of it is left.
+    /// Starts a sandbox and returns once its agent has accepted `init`. On an error nothing of it is left but its permit, for
+    /// another attempt. With [`StartSandbox::permit`] it asks for that first, as [`Self::permit`] does.
     /// Without a permit it takes one, and fails with [`NodeError::Capacity`] where the host may have no more sandboxes.
     /// [`NodeError::NoLayer`] when a layer of its image is not on this node; [`NodeError::Busy`] when its turn to be restored
     /// did not come in time.

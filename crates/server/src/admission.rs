@@ -10,7 +10,7 @@ pub(crate) mod rate;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use model::capacity::Bounds;
+use model::capacity::{Bounds, PermitRequest, Purpose};
 use model::id::{SandboxId, TeamId};
 use protocol::node::{HostCapacity, HostReport, NoCapacity};
 use store::Store;
@@ -151,6 +151,20 @@ impl AdmissionControl {
             reservation: Arc::clone(reservation),
             capacity: Some(Arc::new(permit)),
         })
+    }
+
+    /// An admission of a sandbox whose start asks for the permit, by [`Self::ask_with_start`].
+    pub(crate) fn admit_with_start(&self, reservation: &Arc<Reservation>) -> Admission {
+        Admission {
+            reservation: Arc::clone(reservation),
+            capacity: Some(Arc::new(self.capacity.of_start())),
+        }
+    }
+
+    /// The request for a permit that is sent with the next start of a sandbox, if it comes with that.
+    pub(crate) fn ask_with_start(&self, admission: &Admission, id: &SandboxId) -> Option<PermitRequest> {
+        let permit = admission.capacity.as_ref().filter(|permit| permit.comes_with_start())?;
+        Some(self.capacity.expect(permit, &self.node, id, Purpose::Wanted))
     }
 
     /// Reserves what a sandbox needs of the host, for one that counts against no team.

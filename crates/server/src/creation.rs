@@ -24,7 +24,7 @@ use crate::builds::recipe::BuildSpec;
 use crate::ids::new_sandbox_id;
 use crate::injections::SandboxInjections;
 use crate::nodes::placement::Sent;
-use crate::nodes::{Needs, ServedNode};
+use crate::nodes::{ADMISSION_BOUND, Needs, ServedNode};
 use crate::outcome::CreateOutcome;
 use crate::pool::{Asked, PoolKey, Taken};
 use crate::repositories::RepositoryRequest;
@@ -33,8 +33,6 @@ use crate::sandboxes::create::{CreateError, CreateRequest, Created};
 use crate::sandboxes::idempotency::{Claimed, Claims, IdempotencyKey, KeyedRequest, StoredSandbox};
 use crate::templates::TemplateName;
 
-/// How long a node may take to say what it has left, where there are others.
-pub(crate) const ADMISSION_BOUND: Duration = Duration::from_secs(1);
 /// The shortest lifetime that a request can ask for, in seconds.
 const LIFETIME_MIN_S: u32 = 1;
 
@@ -317,16 +315,23 @@ async fn place(
         return Err(CreateError::Node(NodeError::Away).into());
     };
     let pooled = Box::pin(node.pool.take(asked)).await;
-    let (admission, sent) = match &pooled {
-        Some(pooled) => (Admission::of_started(reservation, pooled.permit()), None),
-        None => {
+    // Where there are others, they are asked if it does not answer: a start would have to be waited for. And a memory may have to be
+    // brought before the start, which is not done for nothing.
+    let is_the_only_one = nodes.len() == 0;
+    let with_start = match (&pooled, &asked.spec.memory) {
+        (None, None) if is_the_only_one => node.admit_with_start(&reservation),
+        _ => None,
+    };
+    let (admission, sent) = match (&pooled, with_start) {
+        (Some(pooled), _) => (Admission::of_started(reservation, pooled.permit()), None),
+        (None, Some(admitted)) => admitted,
+        (None, None) => {
             let mut others = nodes.len();
             loop {
                 let admitted = node.admit(id, &reservation);
                 if others == 0 {
                     break admitted.await?;
                 }
-                // One that does not answer must not hold up what others can do.
                 if let Ok(Ok(admission)) = tokio::time::timeout(ADMISSION_BOUND, admitted).await {
                     break admission;
                 }

@@ -66,7 +66,7 @@ impl NodeHandle {
     async fn start_until(
         &self,
         payer: &Payer,
-        request: StartSandbox,
+        mut request: StartSandbox,
         end: Option<Instant>,
     ) -> Result<StartedSandbox, NodeError> {
         let Some(stored) = &self.stored else {
@@ -88,6 +88,8 @@ impl NodeHandle {
                 }
                 (started, _) => return started,
             }
+            // The node has given it out, and keeps it for another attempt.
+            request.permit = None;
         }
         self.node.start(request).await
     }

@@ -46,6 +46,9 @@ pub(crate) const ANYWHERE: Needs<'_> = Needs {
     pool: None,
 };
 
+/// How long a node may take to say whether it has room, where there are others: one that does not answer must not hold up what
+/// others can do.
+pub(crate) const ADMISSION_BOUND: Duration = Duration::from_secs(1);
 /// Pause between two reports of a node, where there are several.
 pub(crate) const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between two lists of what a node has.
@@ -70,6 +73,8 @@ pub(crate) struct ServedNode {
     pub(crate) makes_parcels: bool,
     /// Whether it makes parcels of the memory of snapshots, and memory of parcels.
     pub(crate) copies_memories: bool,
+    /// Whether it takes permits that come with starts.
+    pub(crate) admits_with_start: bool,
     pub(crate) memories: NodeMemories,
     /// Sandboxes that have left it, of which it has something still.
     pub(crate) left: Mutex<HashSet<SandboxId>>,
@@ -205,6 +210,13 @@ impl ServedNode {
                 Err(error)
             }
         }
+    }
+
+    /// As [`Self::admit`], without a wait, for a sandbox that is started at once: its start asks for the permit. None where the node
+    /// has to be asked before.
+    pub(crate) fn admit_with_start(&self, reservation: &Arc<Reservation>) -> Option<(Admission, Option<Sent>)> {
+        let admits = self.admits_with_start;
+        admits.then(|| (self.admission.admit_with_start(reservation), self.asked()))
     }
 
     async fn read_holdings(&self) {

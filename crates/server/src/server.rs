@@ -105,6 +105,8 @@ impl Server {
             keeps_deadlines: false,
             makes_parcels: false,
             copies_memories: false,
+            // Asking it beforehand takes two locks.
+            admits_with_start: false,
             is_apart: false,
         };
         let served = keeper.session(rows, node, can, CancellationToken::new(), &TaskTracker::new());

@@ -294,6 +294,7 @@ impl NodeSessions {
             keeps_deadlines: session.capabilities.keeps_deadlines,
             makes_parcels: session.capabilities.makes_parcels,
             copies_memories: session.capabilities.copies_memories,
+            admits_with_start: session.capabilities.admits_with_start,
             is_apart: true,
         };
         let node = keeper.session(lease.rows().clone(), api, can, session.over.clone(), &uses);

@@ -305,7 +305,7 @@ impl FakeNode {
 
 impl NodeApi for FakeNode {
     fn permit(&self, request: PermitRequest) -> NodeFuture<'_, Result<Result<(), NoCapacity>, NodeError>> {
-        Box::pin(std::future::ready(Ok(self.give_permit(&request))))
+        Box::pin(std::future::ready(Ok(self.permit_for(&request))))
     }
 
     fn give_back(&self, id: &SandboxId, number: u64) {
@@ -314,7 +314,7 @@ impl NodeApi for FakeNode {
 
     fn start(&self, request: StartSandbox) -> NodeFuture<'_, Result<StartedSandbox, NodeError>> {
         Box::pin(async move {
-            let _begun = self.begin(&request.id)?;
+            let _begun = self.begin_with(&request.id, request.permit.as_ref())?;
             *self.starting.lock() = Some(request.id.clone());
             let behaviour = *self.start.lock();
             self.behave(behaviour).await?;

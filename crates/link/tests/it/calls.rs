@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::capacity::{Bounds, PermitRequest, Purpose};
 use model::id::{BuildId, SandboxId};
 use model::lifecycle::Kept;
+use model::network::EgressPolicy;
+use model::resources::Resources;
 use model::secret::Secret;
+use protocol::agent::Init;
 use protocol::node::{
     Expired, ExpiredSandbox, Image, LayerStream, NodeApi as _, NodeDeadline, NodeError, NodeEvent, Overdue, PackMemory,
-    PackSandbox, UnpackMemory, UnpackSandbox,
+    PackSandbox, StartSandbox, UnpackMemory, UnpackSandbox,
 };
 use protocol::parcel::{ChunkId, Record};
 use testkit::node::{Behaviour, FakeNode};
@@ -101,6 +105,55 @@ async fn everything_crosses_the_link() {
     assert_eq!(remote.capacity().await, Err(NodeError::Away));
     assert_eq!(events.next().await, None);
     place.close().await;
+}
+
+/// The request of a start, and of the permit that it brings.
+fn start(id: &SandboxId) -> StartSandbox {
+    let permit = PermitRequest {
+        id: id.clone(),
+        number: u64::MAX,
+        purpose: Purpose::Wanted,
+        bounds: Bounds {
+            max_sandboxes: Some(1),
+            ..Bounds::default()
+        },
+        reads_again: true,
+    };
+    StartSandbox {
+        id: id.clone(),
+        template: "base0000000000000000".parse().unwrap(),
+        image: Image::Base,
+        resources: Resources::default(),
+        init: Init::default(),
+        egress: EgressPolicy::default(),
+        memory: None,
+        owner: None,
+        deadline: None,
+        permit: Some(permit),
+    }
+}
+
+#[tokio::test]
+async fn a_start_brings_its_permit_across_the_link() {
+    let place = TestServer::new().await;
+    let credentials = place.joined().await;
+    let node = FakeNode::new();
+    let _serving = place.connected(&node, &credentials).await;
+    let remote = &place.session().node;
+    let (first, second) = (start(&sandbox()), start(&"inext".parse().unwrap()));
+    remote.start(first.clone()).await.unwrap();
+    assert_eq!(node.started.lock()[0].permit, first.permit);
+    // The reason is that of the permit.
+    let refused = NodeError::Capacity("sandbox limit reached (1 of 1)".to_owned());
+    assert_eq!(remote.start(second.clone()).await, Err(refused));
+    assert_eq!((node.ids().len(), node.counted()), (1, 1));
+
+    // A start without one is that of the version before, in both directions.
+    let mut before = serde_json::to_value(&second).unwrap();
+    before.as_object_mut().unwrap().remove("permit").unwrap();
+    let read: StartSandbox = serde_json::from_value(before.clone()).unwrap();
+    assert_eq!(read.permit, None);
+    assert_eq!(serde_json::to_value(&read).unwrap(), before);
 }
 
 #[tokio::test]

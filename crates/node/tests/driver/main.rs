@@ -10,9 +10,10 @@ mod stub;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use model::capacity::Bounds;
+use model::capacity::{Bounds, PermitRequest, Purpose};
 use model::id::SandboxId;
 use model::network::EgressPolicy;
 use model::resources::Resources;
@@ -43,7 +44,25 @@ fn main() -> ExitCode {
         .unwrap();
     runtime.block_on(node_needs_only_the_driver_traits(dir.path()));
     println!("test the node runs sandboxes of a driver without isolation ... ok");
+    let dir = tempfile::tempdir().unwrap();
+    runtime.block_on(a_start_asks_for_its_permit_before_anything_is_begun(dir.path()));
+    println!("test a start asks for its permit before anything is begun ... ok");
     ExitCode::SUCCESS
+}
+
+fn request(id: &SandboxId) -> StartSandbox {
+    StartSandbox {
+        id: id.clone(),
+        template: "base0000000000000000".parse().unwrap(),
+        image: Image::Base,
+        resources: Resources::default(),
+        init: Init::default(),
+        egress: EgressPolicy::default(),
+        memory: None,
+        owner: None,
+        deadline: None,
+        permit: None,
+    }
 }
 
 struct TestPlatform {
@@ -72,18 +91,7 @@ impl TestPlatform {
     }
 
     async fn start(&self, id: &SandboxId) -> Result<(), NodeError> {
-        let request = StartSandbox {
-            id: id.clone(),
-            template: "base0000000000000000".parse().unwrap(),
-            image: Image::Base,
-            resources: Resources::default(),
-            init: Init::default(),
-            egress: EgressPolicy::default(),
-            memory: None,
-            owner: None,
-            deadline: None,
-        };
-        let started = self.node.start(request).await?;
+        let started = self.node.start(request(id)).await?;
         assert_eq!(started.agent_version, protocol::agent::VERSION);
         Ok(())
     }
@@ -189,4 +197,71 @@ async fn node_needs_only_the_driver_traits(dir: &Path) {
     assert_eq!(second.send_line(one, "ping\n").await, "ping\n");
     second.node.remove_everything().await.unwrap();
     assert!(!dir.join("sandboxes").exists());
+}
+
+async fn a_start_asks_for_its_permit_before_anything_is_begun(dir: &Path) {
+    const FLOOR_MB: u32 = 100;
+    let [one, two, three] = &["ione", "itwo", "ithree"].map(|id| id.parse::<SandboxId>().unwrap());
+    let driver = Processes::open(dir);
+    let own = Bounds {
+        memory_floor_mb: FLOOR_MB,
+        ..Bounds::default()
+    };
+    let node = Node::with_driver(driver.clone(), 0, own, None).unwrap();
+    let start = |id: &SandboxId, of: &SandboxId, max_sandboxes| {
+        node.start(StartSandbox {
+            permit: Some(PermitRequest {
+                id: of.clone(),
+                number: 1,
+                purpose: Purpose::Wanted,
+                bounds: Bounds {
+                    max_sandboxes: Some(max_sandboxes),
+                    ..Bounds::default()
+                },
+                reads_again: true,
+            }),
+            ..request(id)
+        })
+    };
+    let refused = |why: &str| Err(NodeError::Capacity(why.to_owned()));
+    let is_left = |ids: &[&str]| {
+        assert_eq!(driver.entries("sandboxes"), ids);
+        assert_eq!(driver.entries("disks").len(), ids.len());
+    };
+
+    // Its own floor. The next start gets the only place, so a refusal leaves no permit.
+    driver
+        .memory_bytes
+        .store((u64::from(FLOOR_MB) << 20) - 1, Ordering::Relaxed);
+    let short = refused("99 MiB of memory are available, and 100 MiB are reserved");
+    assert_eq!(start(one, one, 1).await, short);
+    is_left(&[]);
+    driver.memory_bytes.store(u64::from(FLOOR_MB) << 20, Ordering::Relaxed);
+    start(two, two, 1).await.unwrap();
+    is_left(&["itwo"]);
+
+    // The limit of the server that asks.
+    assert_eq!(start(one, one, 1).await, refused("sandbox limit reached (1 of 1)"));
+    is_left(&["itwo"]);
+    // A permit of another sandbox would outlast the start.
+    let mixed = start(one, three, 2).await;
+    assert!(matches!(mixed, Err(NodeError::Failed(_))), "{mixed:?}");
+    is_left(&["itwo"]);
+    start(one, one, 2).await.unwrap();
+    is_left(&["ione", "itwo"]);
+
+    // A start that is given up is made all the same, as without a permit, and counts as a sandbox.
+    node.kill(two).await.unwrap();
+    let given_up = tokio::time::timeout(Duration::ZERO, start(three, three, 2)).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+    let until = Instant::now() + TIMEOUT;
+    while node.kill(three).await.is_err() {
+        assert!(Instant::now() < until, "{driver:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // Nothing is left of either.
+    let again = start(two, two, 2).await;
+    again.unwrap();
+    assert_eq!(start(three, three, 2).await, refused("sandbox limit reached (2 of 2)"));
+    node.remove_everything().await.unwrap();
 }

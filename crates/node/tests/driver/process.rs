@@ -18,6 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use model::id::SandboxId;
@@ -39,6 +40,8 @@ pub(crate) const BROKEN: &str = "ibroken";
 pub(crate) struct Processes {
     dir: PathBuf,
     storage: Storage,
+    /// The memory that the host has left, in bytes.
+    pub(crate) memory_bytes: AtomicU64,
 }
 
 impl Processes {
@@ -51,6 +54,7 @@ impl Processes {
         Arc::new(Self {
             dir: dir.to_owned(),
             storage: Storage::open(&settings).unwrap(),
+            memory_bytes: AtomicU64::new(1),
         })
     }
 
@@ -151,7 +155,7 @@ impl Driver for Processes {
 
     fn capacity(&self) -> io::Result<Capacity> {
         Ok(Capacity {
-            memory_available_bytes: 1,
+            memory_available_bytes: self.memory_bytes.load(Ordering::Relaxed),
             disk_available_bytes: 2,
         })
     }

@@ -369,6 +369,7 @@ fn request(id: &SandboxId) -> StartSandbox {
         memory: None,
         owner: None,
         deadline: None,
+        permit: None,
     }
 }
 

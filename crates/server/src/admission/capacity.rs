@@ -1,8 +1,8 @@
 //! Capacity permits of the node, as the server holds them.
 //!
 //! Whether a host has capacity for another sandbox, the host itself decides ([`model::capacity`]): it is asked for a permit
-//! before any part of a sandbox is created. The server adds its own bounds to those of the node, and gives back what it does
-//! not use. When a sandbox ends, nobody has to tell the node.
+//! before any part of a sandbox is created, by a call of its own or by the start itself. The server adds its own bounds to those
+//! of the node, and gives back what it does not use. When a sandbox ends, nobody has to tell the node.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -49,7 +49,9 @@ pub(crate) struct Capacity {
 /// this is dropped, a permit that was not used is given back.
 #[derive(Debug)]
 pub(crate) struct CapacityPermit {
-    given: Option<Given>,
+    given: Mutex<Option<Given>>,
+    /// Whether the permit comes with the start. Nothing is given until then.
+    comes_with_start: bool,
     /// The number of shares, this one included.
     shares: Arc<AtomicU32>,
 }
@@ -63,19 +65,25 @@ struct Given {
 }
 
 impl CapacityPermit {
-    fn new(given: Option<Given>, shares: &Arc<AtomicU32>) -> Self {
+    fn new(comes_with_start: bool, shares: &Arc<AtomicU32>) -> Self {
         shares.fetch_add(1, Ordering::Relaxed);
         Self {
-            given,
+            given: Mutex::default(),
+            comes_with_start,
             shares: Arc::clone(shares),
         }
+    }
+
+    /// Whether the node is asked for it by the start.
+    pub(super) fn comes_with_start(&self) -> bool {
+        self.comes_with_start
     }
 }
 
 impl Drop for CapacityPermit {
     fn drop(&mut self) {
         self.shares.fetch_sub(1, Ordering::Relaxed);
-        if let Some(given) = self.given.take()
+        if let Some(given) = self.given.get_mut().take()
             && given.since.elapsed() < PERMIT_LASTS
         {
             given.node.give_back(&given.id, given.number);
@@ -116,18 +124,38 @@ impl Capacity {
 
     /// The share of a sandbox that has processes, or that asks its node for a permit when it gets them.
     pub(super) fn of_present(&self) -> CapacityPermit {
-        CapacityPermit::new(None, &self.shares)
+        CapacityPermit::new(false, &self.shares)
     }
 
-    /// Expects a permit that is asked for next. A request that is cut may have got one.
-    fn expect(&self, node: &NodeHandle, id: &SandboxId, number: u64) -> CapacityPermit {
-        let given = Given {
+    /// The share of a sandbox whose permit comes with its start. It is counted at once.
+    pub(super) fn of_start(&self) -> CapacityPermit {
+        CapacityPermit::new(true, &self.shares)
+    }
+
+    /// Expects a permit that is asked for next, by a call or by a start that is sent with the result. What is cut may have got
+    /// one, and so may a start that was refused: it says nothing of its permit.
+    pub(super) fn expect(
+        &self,
+        permit: &CapacityPermit,
+        node: &NodeHandle,
+        id: &SandboxId,
+        purpose: Purpose,
+    ) -> PermitRequest {
+        // Never 0, which is that of no permit.
+        let number = uuid::Uuid::new_v4().as_u64_pair().0 | 1;
+        *permit.given.lock() = Some(Given {
             node: node.clone(),
             id: id.clone(),
             number,
             since: Instant::now(),
-        };
-        CapacityPermit::new(Some(given), &self.shares)
+        });
+        PermitRequest {
+            id: id.clone(),
+            number,
+            purpose,
+            bounds: self.settings.bounds(),
+            reads_again: self.reads_again.swap(false, Ordering::Relaxed),
+        }
     }
 
     /// A permit for a new sandbox, if the host has capacity for it. If the node does not answer, the sandbox is admitted:
@@ -148,20 +176,12 @@ impl Capacity {
     }
 
     async fn ask(&self, node: &NodeHandle, id: &SandboxId, purpose: Purpose) -> Result<CapacityPermit, NoCapacity> {
-        // Never 0, which is that of no permit.
-        let number = uuid::Uuid::new_v4().as_u64_pair().0 | 1;
-        let mut permit = self.expect(node, id, number);
-        let request = PermitRequest {
-            id: id.clone(),
-            number,
-            purpose,
-            bounds: self.settings.bounds(),
-            reads_again: self.reads_again.swap(false, Ordering::Relaxed),
-        };
+        let permit = CapacityPermit::new(false, &self.shares);
+        let request = self.expect(&permit, node, id, purpose);
         match node.permit(request).await {
             Ok(Ok(())) => Ok(permit),
             Ok(Err(why)) => {
-                permit.given = None;
+                *permit.given.lock() = None;
                 Err(why)
             }
             Err(_) if purpose != Purpose::Wanted => Err(NoCapacity::NotSpare),

@@ -80,6 +80,8 @@ pub(crate) struct NodeCan {
     pub(crate) makes_parcels: bool,
     /// Whether it makes parcels of the memory of snapshots, and memory of parcels.
     pub(crate) copies_memories: bool,
+    /// Whether it takes permits that come with starts.
+    pub(crate) admits_with_start: bool,
     /// Whether it is a process of its own.
     pub(crate) is_apart: bool,
 }
@@ -122,6 +124,7 @@ impl NodeKeeper {
             keeps_deadlines: can.keeps_deadlines,
             makes_parcels: can.makes_parcels,
             copies_memories: can.copies_memories,
+            admits_with_start: can.admits_with_start,
             memories: NodeMemories::default(),
             left: Mutex::default(),
             lacks: Mutex::default(),

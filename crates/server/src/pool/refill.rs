@@ -335,6 +335,7 @@ impl Pool {
                 ..EgressPolicy::default()
             },
             deadline: None,
+            permit: None,
         }
     }
 

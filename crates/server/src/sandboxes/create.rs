@@ -30,7 +30,7 @@ use crate::builds::recipe::{BuildSpec, layers_of};
 use crate::clock::{SECOND_US, rfc3339};
 use crate::injections::SandboxInjections;
 use crate::nodes::placement::Sent;
-use crate::nodes::{ServedNode, done};
+use crate::nodes::{ADMISSION_BOUND, ServedNode, done};
 use crate::outcome::CreateOutcome;
 use crate::pool::{Creating, PoolKey, Taken};
 use crate::repositories::{Repository, RepositoryError, Target};
@@ -265,7 +265,7 @@ impl Sandboxes {
             mut sent,
             others,
             pooled: _,
-            creating: _creating,
+            mut creating,
         } = create;
         let (timeout_s, env_vars) = (spec.timeout_s, std::mem::take(&mut spec.env_vars));
         let changes = self.policies.injections.changes();
@@ -320,6 +320,8 @@ impl Sandboxes {
             refused.get_or_insert(error);
             self.withdraw(&node, &new.id);
             (node, admission, sent) = next;
+            // Of the node that is tried, nothing is started for its pool.
+            creating = creating.map(|_| node.pool.creating());
         };
         let Begun {
             row,
@@ -408,7 +410,7 @@ impl Sandboxes {
     ) -> Result<Result<Begun, NodeError>, CreateError> {
         let row = node.rows.sandbox_unstored(new);
         let egress = self.policies.of(&row, asked.context.clone()).await?;
-        let entry = self.register(&row, node, admission, Some(asked.injections));
+        let entry = self.register(&row, node, admission.clone(), Some(asked.injections));
         let first = if asked.has_repositories {
             preparation_policy(&egress)
         } else {
@@ -420,10 +422,10 @@ impl Sandboxes {
         if let Some(build) = &request.memory {
             self.bring_memory(node, &payer, build).await;
         }
+        let mut is_last_try = false;
         loop {
-            match node.handle.start(&payer, request.clone()).await {
-                // What is pooled may have what this one needs.
-                Err(NodeError::Capacity(_)) if node.pool.evict().await => {}
+            request.permit = node.admission.ask_with_start(&admission, &row.id);
+            let error = match node.handle.start(&payer, request.clone()).await {
                 Ok(started) => {
                     return Ok(Ok(Begun {
                         row,
@@ -432,7 +434,20 @@ impl Sandboxes {
                         started,
                     }));
                 }
-                Err(error) => return Ok(Err(error)),
+                Err(error) => error,
+            };
+            if is_last_try || !matches!(error, NodeError::Capacity(_)) {
+                return Ok(Err(error));
+            }
+            // What is pooled may have what this one needs. Where the permit comes with the start, what follows is what the pool does
+            // where it is asked for before.
+            let asks = request.permit.is_some();
+            match node.pool.evict().await {
+                true if asks => node.admission.forget_reading(),
+                true => {}
+                // Once more: the last one may have just ended.
+                false if asks => is_last_try = true,
+                false => return Ok(Err(error)),
             }
         }
     }
@@ -528,6 +543,7 @@ impl Sandboxes {
             memory: build.memory.as_ref().map(|_| row.build_id.clone()),
             owner: Some(row.team_id.to_string()),
             deadline: None,
+            permit: None,
         }
     }
 
@@ -566,15 +582,24 @@ fn outcome_of(error: &NodeError) -> Outcome {
 
 /// The next node that has room for a sandbox, with its share of that.
 async fn next_of(
-    nodes: &mut impl Iterator<Item = Arc<ServedNode>>,
+    nodes: &mut impl ExactSizeIterator<Item = Arc<ServedNode>>,
     id: &SandboxId,
     reservation: &Arc<Reservation>,
 ) -> Option<(Arc<ServedNode>, Admission, Option<Sent>)> {
-    for node in nodes {
+    while let Some(node) = nodes.next() {
         if node.is_draining() {
             continue;
         }
-        if let Ok((admission, sent)) = node.admit(id, reservation).await {
+        let admitted = node.admit(id, reservation);
+        let admitted = if nodes.len() == 0 {
+            admitted.await.ok()
+        } else {
+            tokio::time::timeout(ADMISSION_BOUND, admitted)
+                .await
+                .ok()
+                .and_then(Result::ok)
+        };
+        if let Some((admission, sent)) = admitted {
             return Some((node, admission, sent));
         }
     }

@@ -42,6 +42,7 @@ mod operations;
 mod operator_elsewhere;
 mod pause;
 mod pause_limits;
+mod permits;
 mod platform;
 mod pool;
 #[expect(

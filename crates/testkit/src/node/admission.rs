@@ -1,5 +1,7 @@
 //! Admission by the fake node: what it counts, and the starts that have a permit.
 
+use std::sync::atomic::Ordering;
+
 use model::capacity::Bounds;
 use model::id::SandboxId;
 use protocol::node::{HostLoad, HostReport, NoCapacity, NodeError, PermitRequest};
@@ -43,7 +45,12 @@ impl FakeNode {
         Ok(HostReport { left, load })
     }
 
-    pub(super) fn give_permit(&self, request: &PermitRequest) -> Result<(), NoCapacity> {
+    pub(super) fn permit_for(&self, request: &PermitRequest) -> Result<(), NoCapacity> {
+        self.permits.asked.fetch_add(1, Ordering::Relaxed);
+        self.give_permit(request)
+    }
+
+    fn give_permit(&self, request: &PermitRequest) -> Result<(), NoCapacity> {
         let now_us = self.permits.now_us();
         let mut permits = self.permits.permits.lock();
         if request.reads_again {
@@ -55,6 +62,15 @@ impl FakeNode {
             permits.end_reading(now_us, *self.room.lock());
         }
         permits.judge(request, self.bounds())
+    }
+
+    pub(super) fn begin_with(&self, id: &SandboxId, permit: Option<&PermitRequest>) -> Result<Begun<'_>, NodeError> {
+        if let Some(request) = permit {
+            self.permits.asked_by_start.fetch_add(1, Ordering::Relaxed);
+            let given = self.give_permit(request);
+            given.map_err(|why| NodeError::Capacity(why.to_string()))?;
+        }
+        self.begin(id)
     }
 
     pub(super) fn begin(&self, id: &SandboxId) -> Result<Begun<'_>, NodeError> {

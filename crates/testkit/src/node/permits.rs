@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use model::capacity::{HostLoad, Permits};
 use model::id::SandboxId;
@@ -15,6 +16,12 @@ pub struct FakePermits {
     now_us: Mutex<Option<NowUs>>,
     /// The size and the bounds of its host, and what else it says of its load; none of a node of a version before that.
     pub load: Mutex<Option<HostLoad>>,
+    /// Number of calls that ask for a permit.
+    pub asked: AtomicUsize,
+    /// Number of starts that do.
+    pub asked_by_start: AtomicUsize,
+    /// Whether the node says that it takes permits that come with starts.
+    pub come_with_starts: AtomicBool,
 }
 
 impl Default for FakePermits {
@@ -28,6 +35,9 @@ impl Default for FakePermits {
             permits: Mutex::default(),
             now_us: Mutex::default(),
             load: Mutex::new(Some(load)),
+            asked: AtomicUsize::new(0),
+            asked_by_start: AtomicUsize::new(0),
+            come_with_starts: AtomicBool::new(true),
         }
     }
 }

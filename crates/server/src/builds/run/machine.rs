@@ -90,6 +90,7 @@ impl<'a> Machine<'a> {
             memory: None,
             owner: None,
             deadline: None,
+            permit: None,
         };
         match context.start(request).await {
             Ok(_) => Ok(machine),

@@ -26,9 +26,8 @@ use crate::admission::Admission;
 use crate::admission::quota::Reservation;
 use crate::builds::Builds;
 use crate::chain::Chain;
-use crate::creation::ADMISSION_BOUND;
 use crate::nodes::placement::Sent;
-use crate::nodes::{ANYWHERE, Needs, ServedNode};
+use crate::nodes::{ADMISSION_BOUND, ANYWHERE, Needs, ServedNode};
 use crate::outcome::CopyOutcome;
 use crate::parcels::{ParcelError, Parcels};
 use crate::sandboxes::Sandboxes;
@@ -208,6 +207,7 @@ impl Sandboxes {
             memory: Some(build.clone()),
             owner: boot.owner,
             deadline,
+            permit: None,
         };
         let started = within(FORK_TIMEOUT, node.handle.start(&payer, request)).await?;
         if !started.is_restored {

@@ -157,6 +157,12 @@ class Tasks(unittest.TestCase):
             self.assertIn(COMPILE, found[name].needs)
         self.assertNotIn(COMPILE, found["python"].needs, "suites do not wait for the tests of the crates")
 
+    def test_what_go_compiles_gives_way_to_the_program(self) -> None:
+        found = tasks()
+        compiled = [found[f"prepare {name}"] for name in ("versitygw", "helm", "chart-judge", "collector", "pebble")]
+        self.assertTrue(all(task.nice > found[PROGRAM].nice for task in compiled))
+        self.assertLess(max(task.seconds for task in compiled), found["prepare python-2.63.0"].seconds, "the first suites wait for that")
+
     def test_every_call_of_cargo_has_the_same_commit(self) -> None:
         """A call with another commit would compile the program again while suites drive it."""
         commits = {task.environment.get("RINGFENCE_COMMIT") for task in tasks("--long").values() if task.place == CARGO}

@@ -249,13 +249,14 @@ impl SandboxCreation {
         if nodes.is_empty() && self.sandboxes.nodes.is_kept_off(&[]) {
             return Err(CreateError::Draining.into());
         }
+        let is_only_server = !self.sandboxes.nodes.have_several_servers();
         let Placed {
             node,
             others,
             admission,
             sent,
             pooled,
-        } = Box::pin(place(nodes, &id, asked, reservation)).await?;
+        } = Box::pin(place(nodes, is_only_server, &id, asked, reservation)).await?;
         if first.is_none_or(|first| !Arc::ptr_eq(&first, &node)) {
             creating = Some(node.pool.creating());
         }
@@ -306,6 +307,7 @@ struct Placed {
 /// Places a sandbox on the first of these nodes that has room for it.
 async fn place(
     nodes: Vec<Arc<ServedNode>>,
+    is_only_server: bool,
     id: &SandboxId,
     asked: Asked<'_>,
     reservation: Arc<Reservation>,
@@ -315,9 +317,9 @@ async fn place(
         return Err(CreateError::Node(NodeError::Away).into());
     };
     let pooled = Box::pin(node.pool.take(asked)).await;
-    // Where there are others, they are asked if it does not answer: a start would have to be waited for. And a memory may have to be
-    // brought before the start, which is not done for nothing.
-    let is_the_only_one = nodes.len() == 0;
+    // Where there are others, also those of other servers, they are asked if it does not answer: a start would have to be waited for.
+    // And a memory may have to be brought before the start, which is not done for nothing.
+    let is_the_only_one = nodes.len() == 0 && is_only_server;
     let with_start = match (&pooled, &asked.spec.memory) {
         (None, None) if is_the_only_one => node.admit_with_start(&reservation),
         _ => None,

@@ -126,12 +126,18 @@ def ask(world: World, server: Server, method: str, path: str, json: object = Non
         assert world.is_faulty or answer.json().get("error_code") == refusal, answer.text
         world.counts["answered 503"] += 1
         raise Unanswered
-    if world.is_faulty and answer.status_code == 500 and answer.json()["error_code"] == "sandbox_create_failed":
-        # Its node has gone in the middle of it: clients that try again by themselves must not make a second one.
+    if world.is_faulty and answer.status_code == 500 and is_create_cut(answer.json()):
+        # Its node, or the server that was to create it, has gone in the middle of it: clients that try again by themselves must not make
+        # a second one.
         world.counts["cut off"] += 1
         raise Unanswered
     assert answer.status_code < 500, f"{method} {path}: {answer.status_code} {answer.text}"
     return answer
+
+
+def is_create_cut(error: dict[str, object]) -> bool:
+    """Whether it is not known if a sandbox was created."""
+    return error["error_code"] == "sandbox_create_failed" or "it is not known whether it did" in str(error["message"])
 
 
 def connected(server: Server, id: str) -> Sandbox:

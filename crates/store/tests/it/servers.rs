@@ -267,7 +267,7 @@ pub(crate) async fn a_server_that_is_stopped_in_a_transaction_holds_up_no_other(
     }
     let (stopped, store) = (db.open().await, db.open().await);
     team(&store, 1).await;
-    let mut raw = db.raw().await;
+    let (mut raw, mut writes) = (db.raw().await, db.raw().await);
     let insert = async |store: &Store, node: u32| {
         let new = sandbox(node, 1);
         let end_us = new.end_us;
@@ -276,7 +276,11 @@ pub(crate) async fn a_server_that_is_stopped_in_a_transaction_holds_up_no_other(
         rows.sandbox_insert_running_within(new, 5, end_us, "0.6.13", most).await
     };
     let mut inserting = Box::pin(insert(&stopped, 1));
-    // It goes on until nobody else can acquire its lease, and no further.
+    // It goes on until nobody else can acquire its lease, and no further: a single poll may take it through several statements, where
+    // the database answers each before it looks, so the one that writes the row has to wait.
+    sqlx::query("BEGIN").execute(&mut writes).await.unwrap();
+    let hold = sqlx::query("LOCK TABLE sandboxes IN SHARE MODE");
+    hold.execute(&mut writes).await.unwrap();
     loop {
         let polled = poll_fn(|cx| Poll::Ready(inserting.as_mut().poll(cx))).await;
         assert!(polled.is_pending(), "{polled:?}");
@@ -286,6 +290,7 @@ pub(crate) async fn a_server_that_is_stopped_in_a_transaction_holds_up_no_other(
             break;
         }
     }
+    sqlx::query("COMMIT").execute(&mut writes).await.unwrap();
     // Its lease is renewed meanwhile.
     let lease = lease_request(1, 1, 300).lease;
     assert!(store.node_lease_renew(&node_id(1), &lease).await.unwrap());

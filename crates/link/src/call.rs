@@ -31,6 +31,8 @@ pub(crate) enum Call {
     Commit(SandboxId, bool),
     CopyDisk(SandboxId, bool),
     CommitCopy(DiskId, bool, Option<BuildId>),
+    /// Nodes of the version before do not know it, and say so.
+    KeepCopy(DiskId, Option<BuildId>),
     Memories,
     RemoveMemory(BuildId),
     Layers,
@@ -86,6 +88,7 @@ impl Call {
             | Self::Commit(..)
             | Self::CopyDisk(..)
             | Self::CommitCopy(..)
+            | Self::KeepCopy(..)
             | Self::RemoveMemory(_)
             | Self::RemoveLayer(_)
             | Self::ExportLayer(_)

@@ -409,6 +409,14 @@ impl NodeApi for RemoteNode {
         Box::pin(self.call(Call::CommitCopy(disk.clone(), merge, memory.cloned())))
     }
 
+    fn keep_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<Option<u64>, NodeError>> {
+        Box::pin(self.call(Call::KeepCopy(disk.clone(), memory.cloned())))
+    }
+
     fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>> {
         Box::pin(self.call(Call::Memories))
     }

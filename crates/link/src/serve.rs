@@ -119,6 +119,7 @@ async fn answer(node: &dyn NodeApi, mut body: RecvStream, respond: SendResponse<
             let committed = node.commit_copy(&disk, merge, memory.as_ref()).await;
             caller.finish(&committed).await
         }
+        Call::KeepCopy(disk, memory) => caller.finish(&node.keep_copy(&disk, memory.as_ref()).await).await,
         Call::Memories => caller.finish(&node.memories().await).await,
         Call::RemoveMemory(build) => caller.finish(&node.remove_memory(&build).await).await,
         Call::Layers => caller.finish(&node.layers().await).await,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use model::id::{BuildId, DiskId};
 use protocol::node::{Committed, CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
-use runtime::stored::{CommitRequest, CopyRequest};
+use runtime::stored::{CommitRequest, CopyRequest, Fork};
 
 use crate::handle::SandboxHandle;
 use crate::memory::{self, NotCopied};
@@ -150,19 +150,40 @@ pub(crate) async fn commit_copy(
     build: Option<BuildId>,
     merge: bool,
 ) -> Result<CommittedCopy, NodeError> {
-    let found = shared.copies.lock().get(&disk).cloned();
-    let copy = found.ok_or_else(|| NodeError::failed(format!("there is no copy {disk} of a disk")))?;
+    let copy = copy_of(&shared, &disk)?;
     let committed = store(&shared, &disk, copy.is_some(), merge).await;
-    let memory_bytes = match (&committed, build, copy) {
-        (Ok(_), Some(build), Some(copy)) => memory::keep(&shared, copy, &build).await,
-        (_, _, copy) => {
-            memory::forget(&shared, disk.clone(), copy).await;
-            None
-        }
-    };
-    shared.copies.lock().remove(&disk);
+    let build = build.filter(|_| committed.is_ok());
+    let memory_bytes = keep(&shared, disk, copy, build).await;
     Ok(CommittedCopy {
         layer: committed?,
         memory_bytes,
     })
+}
+
+/// Keeps a copied disk as the memory of a build, or removes it. Returns the space that it takes, none if it was removed.
+pub(crate) async fn keep_copy(
+    shared: Arc<Shared>,
+    disk: DiskId,
+    build: Option<BuildId>,
+) -> Result<Option<u64>, NodeError> {
+    let copy = copy_of(&shared, &disk)?;
+    Ok(keep(&shared, disk, copy, build).await)
+}
+
+/// What was copied besides a disk: its processes, if they were.
+fn copy_of(shared: &Shared, disk: &DiskId) -> Result<Option<Fork>, NodeError> {
+    let found = shared.copies.lock().get(disk).cloned();
+    found.ok_or_else(|| NodeError::failed(format!("there is no copy {disk} of a disk")))
+}
+
+async fn keep(shared: &Arc<Shared>, disk: DiskId, copy: Option<Fork>, build: Option<BuildId>) -> Option<u64> {
+    let bytes = match (build, copy) {
+        (Some(build), Some(copy)) => memory::keep(shared, copy, &build).await,
+        (_, copy) => {
+            memory::forget(shared, disk.clone(), copy).await;
+            None
+        }
+    };
+    shared.copies.lock().remove(&disk);
+    bytes
 }

@@ -481,6 +481,17 @@ impl NodeApi for Node {
         })
     }
 
+    fn keep_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<Option<u64>, NodeError>> {
+        Box::pin(async move {
+            let keeping = commit::keep_copy(Arc::clone(&self.shared), disk.clone(), memory.cloned());
+            self.tasks.spawn(keeping).await.map_err(failed)?
+        })
+    }
+
     fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>> {
         Box::pin(memory::list(&self.shared))
     }

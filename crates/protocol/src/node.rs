@@ -561,8 +561,8 @@ pub trait NodeApi: Send + Sync + 'static {
 
     /// Copies the disk of a running sandbox. Its processes are stopped meanwhile, so that the copy is the disk as it was at
     /// one moment, and then continue, whatever happens. With `memory` its processes are copied as well, if that is possible:
-    /// the result says whether they were. The caller gives the copy to [`Self::commit_copy`]; one that
-    /// never is is removed by the next [`Self::reconcile`]. [`NodeError::NotFound`] when there is no such sandbox;
+    /// the result says whether they were. The caller gives the copy to [`Self::commit_copy`]
+    /// or [`Self::keep_copy`]; one that never is is removed by the next [`Self::reconcile`]. [`NodeError::NotFound`] when there is no such sandbox;
     /// [`NodeError::Capacity`] when the host has no space for the copy, or has as many as it can have;
     /// [`NodeError::Unsupported`] where the host cannot stop processes.
     fn copy_disk<'a>(&'a self, id: &'a SandboxId, memory: bool) -> NodeFuture<'a, Result<CopiedDisk, NodeError>>;
@@ -576,6 +576,15 @@ pub trait NodeApi: Send + Sync + 'static {
         merge: bool,
         memory: Option<&'a BuildId>,
     ) -> NodeFuture<'a, Result<CommittedCopy, NodeError>>;
+
+    /// Keeps a copied disk that has processes as the memory of a build, as [`Self::commit_copy`] does, and stores no layer. Returns
+    /// the space that it takes, in bytes. Without `memory`, and where it cannot be kept, the copy is removed, and the result is none.
+    /// [`NodeError::Unsupported`] from nodes of the version before, which leave the copy as it is.
+    fn keep_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<Option<u64>, NodeError>>;
 
     /// Lists the memory of snapshots on the node.
     fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>>;

@@ -479,6 +479,14 @@ impl NodeApi for FakeNode {
         Box::pin(self.commit_of(disk, merge, memory))
     }
 
+    fn keep_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<Option<u64>, NodeError>> {
+        Box::pin(std::future::ready(self.keep_of(disk, memory)))
+    }
+
     fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>> {
         Box::pin(std::future::ready(Ok(self.memory_info())))
     }
@@ -489,14 +497,7 @@ impl NodeApi for FakeNode {
     }
 
     fn layers(&self) -> NodeFuture<'_, Result<Vec<LayerInfo>, NodeError>> {
-        Box::pin(async move {
-            let layers = self.layers.lock();
-            let info = |(id, bytes): (&LayerId, &u64)| LayerInfo {
-                id: id.clone(),
-                bytes: *bytes,
-            };
-            Ok(layers.iter().map(info).collect())
-        })
+        Box::pin(std::future::ready(Ok(self.layer_info())))
     }
 
     fn remove_layer<'a>(&'a self, id: &'a LayerId) -> NodeFuture<'a, Result<(), NodeError>> {

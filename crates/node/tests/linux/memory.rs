@@ -13,6 +13,7 @@ use super::{Host, disks, open, request, running, wanted};
 
 const BUILD: &str = "11111111-2222-4333-8444-555555555555";
 const OTHER: &str = "11111111-2222-4333-8444-666666666666";
+const THIRD: &str = "11111111-2222-4333-8444-777777777777";
 /// Holds a file whose name is gone, while it has another one: CRIU gives it a name for the copy.
 const HOLD: &str = "cd; echo kept >first; (setsid sh -c 'exec 3<first; : >held; while :; do sleep 1; done' >/dev/null 2>&1 &) </dev/null; \
     until [ -e held ]; do sleep 0.02; done; ln first other; rm first held; echo removed >removed";
@@ -108,7 +109,28 @@ pub(super) async fn goes_on_in_others(data_dir: &Path) {
     let committed = host.node.commit_copy(&copied.disk, false, Some(&other)).await.unwrap();
     assert!(committed.memory_bytes.is_some());
     let second = committed.layer.layer;
+    // Without a build it is removed, and with one it is kept without a layer.
+    let layers = host.node.layers().await.unwrap().len();
+    for third in [None, Some(&THIRD.parse::<BuildId>().unwrap())] {
+        let before = disks(data_dir);
+        let copied = host.node.copy_disk(&host.id, true).await.unwrap();
+        assert_eq!(copied.memory, CopiedMemory::Copied);
+        let kept = host.node.keep_copy(&copied.disk, third).await.unwrap();
+        assert_eq!(kept.is_some(), third.is_some());
+        assert!(host.node.keep_copy(&copied.disk, third).await.is_err());
+        assert_eq!(disks(data_dir), before + usize::from(third.is_some()));
+        assert_eq!(
+            host.node.memories().await.unwrap().len(),
+            2 + usize::from(third.is_some())
+        );
+    }
+    assert_eq!(host.node.layers().await.unwrap().len(), layers);
     end(&host).await;
+    assert!(start(&mut host, "alone", &layer, &THIRD.parse().unwrap()).await);
+    goes_on(&host, counted).await;
+    passes(&host.node, &host.id, "cd; [ -e more ]; [ ! -e removed ]").await;
+    end(&host).await;
+    host.node.remove_memory(&THIRD.parse().unwrap()).await.unwrap();
     assert!(start(&mut host, "three", &second, &other).await);
     goes_on(&host, counted).await;
     passes(&host.node, &host.id, "cd; [ -e more ]; [ ! -e removed ]").await;

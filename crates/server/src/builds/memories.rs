@@ -57,15 +57,18 @@ impl Builds {
     ) -> Result<PendingMemory<'_>, NodeError> {
         let pending = self.expect_memory(build);
         let wanted = matches!(copied.memory, CopiedMemory::Copied).then_some(build);
-        // The layer that is made of it is used by nobody, and collected.
-        let committed = {
-            let _removal = self.removal.read().await;
-            node.commit_copy(&copied.disk, false, wanted).await?
+        let bytes = match node.keep_copy(&copied.disk, wanted).await {
+            // A node of the version before makes a layer of it, too, which is used by nobody, and collected.
+            Err(NodeError::Unsupported(_)) => {
+                let _removal = self.removal.read().await;
+                node.commit_copy(&copied.disk, false, wanted).await?.memory_bytes
+            }
+            bytes => bytes?,
         };
-        match &copied.memory {
-            CopiedMemory::Copied if committed.memory_bytes.is_some() => Ok(pending),
-            CopiedMemory::Missing(why) => Err(NodeError::Refused(why.clone())),
-            CopiedMemory::Copied | CopiedMemory::Unwanted => Err(NodeError::failed("it keeps no memory")),
+        match (&copied.memory, bytes) {
+            (CopiedMemory::Missing(why), _) => Err(NodeError::Refused(why.clone())),
+            (CopiedMemory::Copied, Some(_)) => Ok(pending),
+            (CopiedMemory::Copied | CopiedMemory::Unwanted, _) => Err(NodeError::failed("it keeps no memory")),
         }
     }
 

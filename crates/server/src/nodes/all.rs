@@ -257,6 +257,14 @@ impl NodeApi for AllNodes {
         Box::pin(async move { Err(of_one_node(&format!("the copy {disk}"))) })
     }
 
+    fn keep_copy<'a>(
+        &'a self,
+        disk: &'a DiskId,
+        _memory: Option<&'a BuildId>,
+    ) -> NodeFuture<'a, Result<Option<u64>, NodeError>> {
+        Box::pin(async move { Err(of_one_node(&format!("the copy {disk}"))) })
+    }
+
     fn memories(&self) -> NodeFuture<'_, Result<Vec<MemoryInfo>, NodeError>> {
         Box::pin(async move {
             let mut all = Vec::new();

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use model::id::{BuildId, DiskId, SandboxId};
-use protocol::node::{CommittedCopy, CopiedDisk, CopiedMemory, Image, MemoryInfo, NodeError, StartSandbox};
+use model::id::{BuildId, DiskId, LayerId, SandboxId};
+use protocol::node::{CommittedCopy, CopiedDisk, CopiedMemory, Image, LayerInfo, MemoryInfo, NodeError, StartSandbox};
 
 use super::{FakeNode, SECRET};
 
@@ -54,14 +54,21 @@ impl FakeNode {
         let of = self.copies.lock().get(disk).cloned();
         let of = of.ok_or_else(|| NodeError::failed(SECRET))?;
         let made = self.make_layer(&of, merge).await;
-        self.copies.lock().remove(disk);
+        let memory_bytes = self.keep_of(disk, memory.filter(|_| made.is_ok()))?;
+        Ok(CommittedCopy {
+            layer: made?,
+            memory_bytes,
+        })
+    }
+
+    pub(super) fn keep_of(&self, disk: &DiskId, memory: Option<&BuildId>) -> Result<Option<u64>, NodeError> {
+        let copy = self.copies.lock().remove(disk);
+        copy.ok_or_else(|| NodeError::failed(SECRET))?;
         let copied = self.copied_memory.lock().remove(disk);
-        let layer = made?;
-        let memory_bytes = memory.zip(copied).map(|(build, image)| {
+        Ok(memory.zip(copied).map(|(build, image)| {
             self.memories.lock().insert(build.clone(), image);
             MEMORY_BYTES
-        });
-        Ok(CommittedCopy { layer, memory_bytes })
+        }))
     }
 
     /// Whether a sandbox goes on with the processes of a snapshot.
@@ -71,6 +78,15 @@ impl FakeNode {
             .memory
             .as_ref()
             .is_some_and(|build| memories.contains_key(build))
+    }
+
+    pub(super) fn layer_info(&self) -> Vec<LayerInfo> {
+        let layers = self.layers.lock();
+        let info = |(id, bytes): (&LayerId, &u64)| LayerInfo {
+            id: id.clone(),
+            bytes: *bytes,
+        };
+        layers.iter().map(info).collect()
     }
 
     pub(super) fn memory_info(&self) -> Vec<MemoryInfo> {

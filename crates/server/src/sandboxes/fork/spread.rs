@@ -19,6 +19,7 @@ use futures_util::StreamExt as _;
 use model::id::{BuildId, SandboxId};
 use protocol::node::{ForkedSandbox, Image, NodeError, StartSandbox, StartedSandbox};
 use store::snapshots::MemoryRow;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Child, FORK_TIMEOUT, ForkError, NotForked, Parent};
@@ -44,6 +45,8 @@ struct Memory<'a> {
     row: MemoryRow,
     /// The image below the files of the parent.
     image: Image,
+    /// When a node must have it. The row is deleted as that of a lost server long after.
+    until: Instant,
 }
 
 impl Sandboxes {
@@ -118,6 +121,7 @@ impl Sandboxes {
                 origin,
             },
             image: copied.image,
+            until: Instant::now() + FORK_TIMEOUT,
         };
         self.store()
             .fork_memory_insert(&memory.row, self.clock.now_us())
@@ -141,7 +145,10 @@ impl Sandboxes {
             biased;
             () = self.work.stopping().cancelled() => Err(NodeError::Cancelled),
             () = memory.home.over.cancelled() => Err(NodeError::Away),
-            copied = self.copy_fork_memory(memory) => copied.map_err(NodeError::from),
+            copied = tokio::time::timeout_at(memory.until, self.copy_fork_memory(memory)) => match copied {
+                Ok(copied) => copied.map_err(NodeError::from),
+                Err(_) => Err(NodeError::Unavailable("its memory could not be copied to the blob store in time".to_owned())),
+            },
         };
         if let Err(error) = &copied {
             tracing::warn!(node.id = %memory.home.id(), error = %Chain(error), "cannot copy the memory of a fork to the blob store, only children on its node are started");
@@ -183,8 +190,12 @@ impl Sandboxes {
         let (build, payer) = (&memory.row.build, Some(memory.row.team.clone()));
         if !Arc::ptr_eq(node, memory.home) {
             let mut ended = self.begin_to_bring(Arc::clone(memory.parcels), node, &payer, build);
-            // What brings it ends with the session of the node, and with the server.
-            let _ = ended.wait_for(|ended| *ended).await;
+            // What brings it ends with the session of the node, and with the server; what comes too late, the next round removes.
+            let brought = async { ended.wait_for(|ended| *ended).await.map(|_| ()) };
+            if tokio::time::timeout_at(memory.until, brought).await.is_err() {
+                let why = "its memory could not be brought to another node in time";
+                return Err(NodeError::Unavailable(why.to_owned()));
+            }
             let memories = node.handle.memories().await?;
             if !memories.iter().any(|memory| memory.build == *build) {
                 let why = "its memory could not be brought to another node, and the log of the platform has the cause";

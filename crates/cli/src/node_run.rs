@@ -12,12 +12,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
-use link::{Address, Capabilities, Hello, LinkError, Welcome};
+use link::{Address, Calls, Capabilities, Hello, LinkError, Socket, Welcome};
 use node::{Deadlines, Node};
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio_rustls::client::TlsStream;
-use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::data_dir::DataDir;
@@ -55,18 +53,32 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
     doctor::require_host(settings)?;
     harden::harden()?;
     let _lock = dir.lock()?;
-    let runtime = runtimes::serving()?;
-    let traffic = runtimes::egress()?;
-    let ended = runtime.block_on(serve(settings, &dir, joined, traffic.handle().clone()));
+    // The connection to the server, with all streams into sandboxes, has this thread for itself.
+    let (link, runtime, traffic) = (runtimes::link()?, runtimes::serving()?, runtimes::egress()?);
+    let handles = Handles {
+        node: runtime.handle().clone(),
+        traffic: traffic.handle().clone(),
+    };
+    let ended = link.block_on(serve(settings, &dir, joined, handles));
+    link.shutdown_timeout(BLOCKING_BOUND);
     traffic.shutdown_timeout(BLOCKING_BOUND);
     runtime.shutdown_timeout(BLOCKING_BOUND);
     ended
 }
 
-async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle) -> Result<ExitCode> {
+/// The runtimes of a node besides that of its connection.
+#[derive(Clone)]
+struct Handles {
+    /// Where all is done that the server calls for.
+    node: Handle,
+    /// Where connections of sandboxes to the outside are relayed.
+    traffic: Handle,
+}
+
+async fn serve(settings: &Config, dir: &DataDir, joined: Joined, handles: Handles) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let deadlines = Deadlines::open(&dir.path().join(DEADLINES)).context("open the deadlines of sandboxes")?;
-    let node = start(settings, &traffic, &deadlines).await?;
+    let node = start(settings, &handles, &deadlines).await?;
     if !node.is_limited() {
         tracing::warn!("sandboxes run without limits of cpu, memory and processes: any of them can use up this host");
     }
@@ -98,32 +110,32 @@ async fn serve(settings: &Config, dir: &DataDir, joined: Joined, traffic: Handle
         hello,
         joined,
         servers,
-        traffic,
+        calls: Calls::on(handles.node.clone()),
+        handles,
         deadlines,
         node: Some(node),
-        calls: TaskTracker::new(),
     };
     tokio::select! {
         failed = serving.connections() => return failed.map(|()| ExitCode::FAILURE),
         name = signals.next() => tracing::info!("{name}: draining; sandboxes keep running"),
     }
     let release = async {
-        if let Some(node) = &serving.node {
-            node.release().await;
+        if let Some(node) = serving.node.take() {
+            serving.release(node).await;
         }
     };
     Ok(runtimes::drain(release, &mut signals, ExitCode::SUCCESS).await)
 }
 
-async fn start(settings: &Config, traffic: &Handle, deadlines: &Arc<Deadlines>) -> Result<Arc<Node>> {
-    Node::start(node::NodeSettings {
+async fn start(settings: &Config, handles: &Handles, deadlines: &Arc<Deadlines>) -> Result<Arc<Node>> {
+    let starting = Node::start(node::NodeSettings {
         egress: egress_of(settings)?,
-        traffic: Some(traffic.clone()),
+        traffic: Some(handles.traffic.clone()),
         deadlines: Some(Arc::clone(deadlines)),
         ..settings.node.clone()
-    })
-    .await
-    .context("prepare the host for sandboxes")
+    });
+    let started = handles.node.spawn(starting).await?;
+    started.context("prepare the host for sandboxes")
 }
 
 /// A node, and how it reaches its server.
@@ -134,13 +146,13 @@ struct Serving<'a> {
     /// The servers that it connects to.
     servers: ServerOrder,
     hello: Hello,
-    traffic: Handle,
+    handles: Handles,
     /// The deadlines of its sandboxes, for when no server is there.
     deadlines: Arc<Deadlines>,
     /// None only while it is started again.
     node: Option<Arc<Node>>,
     /// What the server has called for.
-    calls: TaskTracker,
+    calls: Calls,
 }
 
 impl Serving<'_> {
@@ -205,7 +217,7 @@ impl Serving<'_> {
     }
 
     /// Connects to a server. The connection before is closed by now.
-    async fn connect(&self, server: &Address) -> Result<(Welcome, TlsStream<TcpStream>), LinkError> {
+    async fn connect(&self, server: &Address) -> Result<(Welcome, TlsStream<Socket>), LinkError> {
         let connecting = link::connect(server, &self.joined.credentials, &self.hello);
         if self.servers.count() == 1 {
             return connecting.await;
@@ -242,20 +254,26 @@ impl Serving<'_> {
     /// Lets go of all sandboxes, for a server that is about to take them over.
     async fn let_go(&mut self) -> Result<()> {
         tracing::info!("another session of the server begins: letting go of all sandboxes, which keep running");
-        self.calls.close();
-        if tokio::time::timeout(CALLS_BOUND, self.calls.wait()).await.is_err() {
+        if tokio::time::timeout(CALLS_BOUND, self.calls.ended()).await.is_err() {
             tracing::warn!(
                 "calls of the server before have not ended after {CALLS_BOUND:?}: they go on, and no one waits for them"
             );
         }
-        self.calls = TaskTracker::new();
+        self.calls = Calls::on(self.handles.node.clone());
         if let Some(node) = self.node.take() {
             // Dropped before the next one is started, which waits for what this one has of the host.
-            node.release().await;
+            self.release(node).await;
         }
         self.deadlines.let_go();
-        self.node = Some(start(self.settings, &self.traffic, &self.deadlines).await?);
+        self.node = Some(start(self.settings, &self.handles, &self.deadlines).await?);
         Ok(())
+    }
+
+    /// Has a node let go of its sandboxes, and drops it.
+    async fn release(&self, node: Arc<Node>) {
+        if let Err(error) = self.handles.node.spawn(async move { node.release().await }).await {
+            tracing::error!("the node did not let go of its sandboxes: {error}");
+        }
     }
 }
 

@@ -22,6 +22,15 @@ pub(crate) fn serving() -> Result<Runtime> {
     built.context("start the async runtime")
 }
 
+/// The runtime of the connection of a node, which runs on the thread that waits for its end.
+///
+/// # Errors
+/// When the system has no resources for it.
+pub(crate) fn link() -> Result<Runtime> {
+    let built = Builder::new_current_thread().enable_all().build();
+    built.context("start the async runtime of the connection to the server")
+}
+
 /// The runtime of a command that uses the host once.
 ///
 /// # Errors

@@ -77,7 +77,9 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
             version: version::text().to_owned(),
         };
         let mut tasks = JoinSet::new();
-        tasks.spawn(port.serve(nodes, stop.clone()));
+        // Beside connections of clients, whose requests wake no other thread on their way to a node then.
+        let beside = connections.handles().pop().unwrap_or_else(Handle::current);
+        tasks.spawn_on(port.serve(nodes, stop.clone()), &beside);
         tracing::info!(listen = %parts.listener.1, nodes = %nodes_bound, data_dir = %dir.path().display(), "listening");
         output::text(&format!(
             "ringfence server listens at {} and for nodes at https://{nodes_bound} - a token for a node: ringfence node token\n",

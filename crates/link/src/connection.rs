@@ -4,11 +4,20 @@
 //! not being read. Resets are not counted as abuse, because clients that go away are all in a day's work, and both ends
 //! have shown who they are.
 
+use std::io;
 use std::time::Duration;
 
 use h2::{Ping, PingPong};
+use tokio::io::BufReader;
+use tokio::net::TcpStream;
 
-use crate::stream::WINDOW_BYTES;
+use crate::stream::{FRAME_BYTES, WINDOW_BYTES};
+
+/// The socket of a connection, below TLS. rustls reads 4 KiB at a time, which would be five system calls for each of its records.
+pub type Socket = BufReader<TcpStream>;
+
+/// How much of a connection is read at once, in bytes: a few records of TLS.
+const READ_BYTES: usize = 64 << 10;
 
 /// How many calls a server makes at the same time.
 pub(crate) const CALLS: usize = 1024;
@@ -33,12 +42,19 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a ping may take. A peer that is gone without a word is noticed after both.
 const PING_BOUND: Duration = Duration::from_secs(10);
 
+/// Sets up a socket that was connected.
+pub(crate) fn socket(socket: TcpStream) -> io::Result<Socket> {
+    socket.set_nodelay(true)?;
+    Ok(BufReader::with_capacity(READ_BYTES, socket))
+}
+
 /// The settings of the side that calls.
 pub(crate) fn caller() -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
         .initial_max_send_streams(STREAMS + CALLS)
         .max_concurrent_reset_streams(RESETS_REMEMBERED)
         .max_local_error_reset_streams(None)
@@ -61,6 +77,7 @@ pub(crate) fn called() -> h2::server::Builder {
     builder
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
         .max_concurrent_streams(STREAMS_ACCEPTED)
         .max_concurrent_reset_streams(RESETS_REMEMBERED)
         .max_pending_accept_reset_streams(RESETS_REMEMBERED)

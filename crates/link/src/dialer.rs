@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::connection::{self, Socket};
 use crate::frame::{HELLO_MAX, read_frame, write_frame};
 use crate::hello::{Answer, Hello, Refusal, Request, Welcome};
 use crate::trust::{Credentials, Token, TrustError, join_config, make_request, server_name};
@@ -139,7 +140,7 @@ pub async fn connect(
     address: &Address,
     credentials: &Credentials,
     hello: &Hello,
-) -> Result<(Welcome, TlsStream<TcpStream>), LinkError> {
+) -> Result<(Welcome, TlsStream<Socket>), LinkError> {
     let request = Request::Hello(hello.clone());
     match ask(address, credentials.client_config()?, &request).await? {
         (Answer::Welcome(welcome), stream) => Ok((welcome, stream)),
@@ -200,10 +201,10 @@ async fn ask(
     address: &Address,
     config: Arc<ClientConfig>,
     request: &Request,
-) -> Result<(Answer, TlsStream<TcpStream>), LinkError> {
+) -> Result<(Answer, TlsStream<Socket>), LinkError> {
     let asking = async {
         let socket = TcpStream::connect(address.target()).await?;
-        socket.set_nodelay(true)?;
+        let socket = connection::socket(socket)?;
         let mut tls = TlsConnector::from(config).connect(server_name(), socket).await?;
         write_frame(&mut tls, request).await?;
         let answer = read_frame(&mut tls, HELLO_MAX).await?;

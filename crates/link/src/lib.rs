@@ -25,11 +25,12 @@ mod servers;
 mod stream;
 mod trust;
 
+pub use self::connection::Socket;
 pub use self::dialer::{Address, LinkError, connect, hello, join, renew};
 pub use self::hello::{Capabilities, Hello, Refusal, Welcome};
 pub use self::hub::{Connected, Hub, Session};
 pub use self::listener::{Members, MembersFuture, Port};
 pub use self::remote::RemoteNode;
-pub use self::serve::serve;
+pub use self::serve::{Calls, serve};
 pub use self::servers::{Answers, Carried, OpenError, ServedFuture, ServerLink, Taken};
 pub use self::trust::{Authority, Credentials, Token, TrustError};

@@ -25,6 +25,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::connection::{self, Socket};
 use crate::frame::{HELLO_MAX, read_frame, write_frame};
 use crate::hello::{Answer, Hello, Refusal, Request, Welcome, level};
 use crate::hub::Hub;
@@ -135,8 +136,7 @@ impl Port {
         (stop, tasks): (CancellationToken, TaskTracker),
     ) -> io::Result<()> {
         let asked = tokio::time::timeout(HELLO_BOUND, async {
-            socket.set_nodelay(true)?;
-            let mut tls = TlsAcceptor::from(config).accept(socket).await?;
+            let mut tls = TlsAcceptor::from(config).accept(connection::socket(socket)?).await?;
             if tls.get_ref().1.alpn_protocol() == Some(SERVERS_ALPN) {
                 return Ok((tls, None));
             }
@@ -180,7 +180,7 @@ impl Port {
     /// Serves what another server forwards, for as long as its connection is there. A node has no such certificate.
     async fn carry_of_server(
         &self,
-        tls: TlsStream<TcpStream>,
+        tls: TlsStream<Socket>,
         place: PendingPermit,
         peer: IpAddr,
         (stop, tasks): (CancellationToken, TaskTracker),
@@ -242,7 +242,7 @@ impl Port {
     /// Makes the calls of the server on a connection, for as long as that is there.
     async fn carry(
         &self,
-        mut tls: TlsStream<TcpStream>,
+        mut tls: TlsStream<Socket>,
         node: NodeId,
         peer: IpAddr,
         hello: &Hello,
@@ -309,7 +309,7 @@ fn shortened(name: &str) -> &str {
 }
 
 /// Sends the last frame of a connection.
-async fn close(tls: &mut TlsStream<TcpStream>, answer: &Answer) -> io::Result<()> {
+async fn close(tls: &mut TlsStream<Socket>, answer: &Answer) -> io::Result<()> {
     let closing = async {
         write_frame(tls, answer).await?;
         tls.shutdown().await

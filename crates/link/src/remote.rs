@@ -37,7 +37,7 @@ use crate::connection::{self, CALLS, STREAMS};
 use crate::frame::{ANSWER_MAX, read_bytes, read_frame, write_frame};
 use crate::held::Held;
 use crate::serve::{CANCEL, USED};
-use crate::stream::{LinkStream, answered, read_first, send_last};
+use crate::stream::{LinkStream, answered, in_parts, read_first, send_last};
 
 /// How long a call waits for others to end, when there are too many.
 const TURN_BOUND: Duration = Duration::from_secs(10);
@@ -230,15 +230,11 @@ impl RemoteNode {
     }
 
     /// Sends a call that goes on as a stream of bytes.
-    async fn import<T: DeserializeOwned>(
-        &self,
-        call: &Call,
-        mut archive: LayerStream,
-    ) -> io::Result<Result<T, NodeError>> {
+    async fn import<T: DeserializeOwned>(&self, call: &Call, archive: LayerStream) -> io::Result<Result<T, NodeError>> {
         let _turn = turn(&self.streams).await?;
         let (mut answers, mut sent) = tokio::io::split(self.open(call).await?);
         let sending = async {
-            tokio::io::copy(&mut archive, &mut sent).await?;
+            tokio::io::copy_buf(&mut in_parts(archive), &mut sent).await?;
             sent.shutdown().await
         };
         let answer = read_frame(&mut answers, ANSWER_MAX);

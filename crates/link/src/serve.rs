@@ -2,6 +2,10 @@
 //!
 //! A call goes on when its stream or the whole connection is lost, as on a node of the server's own process when its
 //! caller is dropped. A stream into a sandbox ends with them.
+//!
+//! Streams into sandboxes stay on the runtime of the connection, and all other calls are carried out on another one. If that of the
+//! connection has one thread, what arrives for a sandbox wakes no other thread on its way. Waking others took more time than the
+//! rest: each request for a small file had woken two.
 
 use std::io;
 use std::sync::Arc;
@@ -14,6 +18,7 @@ use http::{Response, StatusCode};
 use protocol::node::{DialError, LayerStream, NodeApi, NodeError, NodeEvents, PauseSandbox};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -21,7 +26,7 @@ use crate::call::Call;
 use crate::connection;
 use crate::frame::{CALL_MAX, write_frame};
 use crate::relay::relay;
-use crate::stream::{LinkStream, read_first, send_last};
+use crate::stream::{LinkStream, in_parts, read_first, send_last};
 
 /// How long a call may take to arrive once its stream is open.
 const CALL_BOUND: Duration = Duration::from_secs(60);
@@ -30,8 +35,32 @@ pub(crate) const CANCEL: u8 = 1;
 /// The byte that a subscriber writes for each event that it has used.
 pub(crate) const USED: u8 = 2;
 
-/// Serves `node` on a connection until that is lost, and returns why. Calls are tasks of `tasks`, and may outlive it.
-pub async fn serve<S>(node: Arc<dyn NodeApi>, connection: S, tasks: &TaskTracker) -> io::Error
+/// What a server has called for, which may outlive the connection that it came by.
+#[derive(Debug, Clone)]
+pub struct Calls {
+    tasks: TaskTracker,
+    runtime: Handle,
+}
+
+impl Calls {
+    /// Calls that are carried out on `runtime`.
+    #[must_use]
+    pub fn on(runtime: Handle) -> Self {
+        Self {
+            tasks: TaskTracker::new(),
+            runtime,
+        }
+    }
+
+    /// Waits until all of them have ended. None may arrive any more.
+    pub async fn ended(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// Serves `node` on a connection until that is lost, and returns why.
+pub async fn serve<S>(node: Arc<dyn NodeApi>, connection: S, calls: &Calls) -> io::Error
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -47,9 +76,9 @@ where
                 Some(Err(error)) => return io::Error::other(error),
                 Some(Ok(accepted)) => accepted,
             };
-            let node = Arc::clone(&node);
-            tasks.spawn(async move {
-                if let Err(error) = answer(node.as_ref(), request.into_body(), respond).await {
+            let (node, carried_out) = (Arc::clone(&node), calls.clone());
+            calls.tasks.spawn(async move {
+                if let Err(error) = answer(node, request.into_body(), respond, carried_out).await {
                     tracing::debug!("a call of the server was cut: {error}");
                 }
             });
@@ -89,7 +118,12 @@ impl Caller {
     }
 }
 
-async fn answer(node: &dyn NodeApi, mut body: RecvStream, respond: SendResponse<Bytes>) -> io::Result<()> {
+async fn answer(
+    node: Arc<dyn NodeApi>,
+    mut body: RecvStream,
+    respond: SendResponse<Bytes>,
+    calls: Calls,
+) -> io::Result<()> {
     let (text, rest) = tokio::time::timeout(CALL_BOUND, read_first(&mut body, CALL_MAX)).await??;
     let caller = Caller { body, rest, respond };
     let call = match serde_json::from_slice(&text) {
@@ -100,6 +134,15 @@ async fn answer(node: &dyn NodeApi, mut body: RecvStream, respond: SendResponse<
         }
     };
     drop(text);
+    if matches!(call, Call::Dial(..)) {
+        return carry_out(node.as_ref(), call, caller).await;
+    }
+    let carrying_out = async move { carry_out(node.as_ref(), call, caller).await };
+    let carried_out = calls.tasks.spawn_on(carrying_out, &calls.runtime).await;
+    carried_out.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+async fn carry_out(node: &dyn NodeApi, call: Call, caller: Caller) -> io::Result<()> {
     match call {
         Call::Permit(request) => caller.finish(&node.permit(*request).await).await,
         Call::GiveBack(id, number) => {
@@ -194,11 +237,11 @@ async fn pause(node: &dyn NodeApi, request: PauseSandbox, mut stream: LinkStream
 
 async fn export(exported: Result<LayerStream, NodeError>, caller: Caller) -> io::Result<()> {
     match exported {
-        Ok(mut archive) => {
+        Ok(archive) => {
             let mut stream = caller.into_stream()?;
             write_frame(&mut stream, &Ok::<(), NodeError>(())).await?;
             // An archive that is incomplete is not ended, but cut.
-            tokio::io::copy(&mut archive, &mut stream).await?;
+            tokio::io::copy_buf(&mut in_parts(archive), &mut stream).await?;
             stream.shutdown().await
         }
         Err(error) => caller.finish(&Err::<(), _>(error)).await,

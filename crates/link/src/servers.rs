@@ -264,8 +264,9 @@ impl ServerLink {
         let config = config.map_err(io::Error::other)?;
         let name = name_between_servers(&self.other).map_err(io::Error::other)?;
         let socket = TcpStream::connect(self.address.target()).await?;
-        socket.set_nodelay(true)?;
-        let tls = TlsConnector::from(config).connect(name, socket).await?;
+        let tls = TlsConnector::from(config)
+            .connect(name, connection::socket(socket)?)
+            .await?;
         let handshake = connection::caller().handshake::<_, Bytes>(tls).await;
         let (requests, mut connection) = handshake.map_err(io::Error::other)?;
         let (lost, end) = (CancellationToken::new(), CancellationToken::new());

@@ -17,16 +17,22 @@ use h2::client::ResponseFuture;
 use h2::{FlowControl, RecvStream, SendStream};
 use http::StatusCode;
 use parking_lot::Mutex;
+use protocol::node::LayerStream;
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio::task::JoinSet;
 
 use crate::frame;
 
 /// How many bytes of a stream may be on their way or wait to be read.
 pub(crate) const WINDOW_BYTES: u32 = 256 << 10;
-/// How many bytes one write takes at most, so that streams take turns.
-const WRITE_MAX: usize = 32 << 10;
+/// The largest frame of data, in bytes.
+pub(crate) const FRAME_BYTES: u32 = 32 << 10;
+/// How many bytes one write takes at most, so that streams take turns. With the nine bytes before it, such a frame fills two records
+/// of TLS, and begins no third.
+pub(crate) const WRITE_MAX: usize = (32 << 10) - 9;
+/// How many bytes that have arrived are given to their reader at once, at most.
+const PART_MAX: usize = 32 << 10;
 
 /// What has arrived.
 #[derive(Debug, Default)]
@@ -82,6 +88,11 @@ pub(crate) async fn read_first(body: &mut RecvStream, max: u32) -> io::Result<(V
     }
 }
 
+/// An archive that is sent on a stream, read by as much as that takes at once.
+pub(crate) fn in_parts(archive: LayerStream) -> BufReader<LayerStream> {
+    BufReader::with_capacity(WRITE_MAX, archive)
+}
+
 fn release(body: &mut RecvStream, count: usize) {
     // Fails only for more than has arrived.
     let _ = body.flow_control().release_capacity(count);
@@ -117,10 +128,22 @@ fn poll_capacity(send: &mut SendStream<Bytes>, wanted: usize, cx: &mut Context<'
 /// A byte stream of a link.
 #[derive(Debug)]
 pub(crate) struct LinkStream {
+    sending: Sending,
+    receiving: Receiving,
+}
+
+/// What is sent on a stream. Unless both sides have ended, the stream is reset once this and [`Receiving`] are dropped.
+#[derive(Debug)]
+pub(crate) struct Sending {
     send: SendStream<Bytes>,
-    inbox: Arc<Mutex<Inbox>>,
     has_shut_down: bool,
-    /// Ends with this stream, which resets it unless both sides have ended.
+}
+
+/// What arrives on a stream.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    inbox: Arc<Mutex<Inbox>>,
+    /// The task that fills the inbox. It ends when its owner is dropped.
     _filling: JoinSet<()>,
 }
 
@@ -163,10 +186,74 @@ impl LinkStream {
             }
         });
         Self {
-            send,
-            inbox,
-            has_shut_down: false,
-            _filling: tasks,
+            sending: Sending {
+                send,
+                has_shut_down: false,
+            },
+            receiving: Receiving { inbox, _filling: tasks },
+        }
+    }
+
+    /// Both directions, for whoever moves bytes as they are.
+    pub(crate) fn into_halves(self) -> (Receiving, Sending) {
+        (self.receiving, self.sending)
+    }
+}
+
+impl Sending {
+    /// How many bytes [`Self::send`] takes now.
+    pub(crate) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        poll_capacity(&mut self.send, WRITE_MAX, cx)
+    }
+
+    /// Sends bytes for which there is room. The task of the connection does it.
+    pub(crate) fn send(&mut self, part: Bytes) -> io::Result<()> {
+        self.send.send_data(part, false).map_err(cut)
+    }
+
+    pub(crate) fn end(&mut self) -> io::Result<()> {
+        if !std::mem::replace(&mut self.has_shut_down, true) {
+            self.send.send_data(Bytes::new(), true).map_err(cut)?;
+        }
+        Ok(())
+    }
+}
+
+impl Receiving {
+    /// What has arrived next; empty at the end.
+    pub(crate) fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let mut part = Bytes::new();
+        let taken = self.inbox.lock().poll_take(cx, |arrived| {
+            part = arrived.split_to(arrived.len().min(PART_MAX)).freeze();
+        });
+        taken.map_ok(|()| part)
+    }
+}
+
+impl Inbox {
+    /// Has `take` take some of the bytes that are there, and the peer send as many again. Nothing is taken at the end.
+    fn poll_take(&mut self, cx: &mut Context<'_>, take: impl FnOnce(&mut BytesMut)) -> Poll<io::Result<()>> {
+        let there = self.buffer.len();
+        if there > 0 {
+            take(&mut self.buffer);
+            let taken = there - self.buffer.len();
+            if self.buffer.is_empty() {
+                // What a burst has taken is not kept by a stream that idles.
+                self.buffer = BytesMut::new();
+            }
+            if let Some(flow) = &mut self.flow {
+                // Fails only for more than has arrived.
+                let _ = flow.release_capacity(taken);
+            }
+            return Poll::Ready(Ok(()));
+        }
+        match &self.end {
+            Some(Ok(())) => Poll::Ready(Ok(())),
+            Some(Err((kind, text))) => Poll::Ready(Err(io::Error::new(*kind, text.clone()))),
+            None => {
+                self.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
         }
     }
 }
@@ -191,32 +278,15 @@ fn cut(error: h2::Error) -> io::Error {
 
 impl AsyncRead for LinkStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let mut inbox = self.inbox.lock();
-        let count = inbox.buffer.len().min(buf.remaining());
-        if count > 0 {
-            buf.put_slice(&inbox.buffer[..count]);
-            inbox.buffer.advance(count);
-            if inbox.buffer.is_empty() {
-                // What a burst has taken is not kept by a stream that idles.
-                inbox.buffer = BytesMut::new();
-            }
-            if let Some(flow) = &mut inbox.flow {
-                // Fails only for more than has arrived.
-                let _ = flow.release_capacity(count);
-            }
-            return Poll::Ready(Ok(()));
-        }
         if buf.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        match &inbox.end {
-            Some(Ok(())) => Poll::Ready(Ok(())),
-            Some(Err((kind, text))) => Poll::Ready(Err(io::Error::new(*kind, text.clone()))),
-            None => {
-                inbox.reader = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
+        let mut inbox = self.receiving.inbox.lock();
+        inbox.poll_take(cx, |arrived| {
+            let count = arrived.len().min(buf.remaining());
+            buf.put_slice(&arrived[..count]);
+            arrived.advance(count);
+        })
     }
 }
 
@@ -225,9 +295,9 @@ impl AsyncWrite for LinkStream {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let count = ready!(poll_capacity(&mut self.send, buf.len(), cx))?;
-        let sent = self.send.send_data(Bytes::copy_from_slice(&buf[..count]), false);
-        Poll::Ready(sent.map(|()| count).map_err(cut))
+        let count = ready!(poll_capacity(&mut self.sending.send, buf.len(), cx))?;
+        let sent = self.sending.send(Bytes::copy_from_slice(&buf[..count]));
+        Poll::Ready(sent.map(|()| count))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -236,10 +306,7 @@ impl AsyncWrite for LinkStream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !std::mem::replace(&mut self.has_shut_down, true) {
-            self.send.send_data(Bytes::new(), true).map_err(cut)?;
-        }
-        Poll::Ready(Ok(()))
+        Poll::Ready(self.sending.end())
     }
 }
 
@@ -294,7 +361,7 @@ mod tests {
         let (first, following) = read.split_at(2);
         assert_eq!(first, b"re");
         assert!(following == more);
-        send_last(&mut far.send, &true).await.unwrap();
+        send_last(&mut far.sending.send, &true).await.unwrap();
         writing.join_next().await.unwrap().unwrap();
     }
 

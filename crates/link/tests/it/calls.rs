@@ -295,7 +295,7 @@ async fn a_call_goes_on_when_its_connection_is_lost() {
     let (_, connection) = link::connect(&place.address, &credentials, &crate::place::hello())
         .await
         .unwrap();
-    let calls = tokio_util::task::TaskTracker::new();
+    let calls = link::Calls::on(tokio::runtime::Handle::current());
     let (serving_node, tracked) = (Arc::clone(&node), calls.clone());
     let serving = tokio::spawn(async move { link::serve(serving_node, connection, &tracked).await });
     until(|| place.session().node.is_connected()).await;
@@ -306,8 +306,7 @@ async fn a_call_goes_on_when_its_connection_is_lost() {
     assert!(matches!(killing.await.unwrap(), Err(NodeError::Unreachable(_))));
     assert!(node.running.lock().contains(&sandbox()));
     node.go.notify_one();
-    calls.close();
-    tokio::time::timeout(BOUND, calls.wait()).await.unwrap();
+    tokio::time::timeout(BOUND, calls.ended()).await.unwrap();
     assert!(!node.running.lock().contains(&sandbox()));
     place.close().await;
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use link::{Address, Authority, Credentials, Hello, Hub, Members, MembersFuture, Port, Refusal, Session, Token};
+use link::{Address, Authority, Calls, Credentials, Hello, Hub, Members, MembersFuture, Port, Refusal, Session, Token};
 use model::id::NodeId;
 use parking_lot::Mutex;
 use testkit::node::FakeNode;
@@ -14,7 +14,6 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 /// How long anything may take.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
@@ -149,7 +148,10 @@ impl TestServer {
         let session = self.session();
         assert_eq!((welcome.level, &welcome.session), (1, &session.id));
         let node = Arc::clone(node);
-        let serving = tokio::spawn(async move { link::serve(node, connection, &TaskTracker::new()).await });
+        let serving =
+            tokio::spawn(
+                async move { link::serve(node, connection, &Calls::on(tokio::runtime::Handle::current())).await },
+            );
         until(|| session.node.is_connected()).await;
         serving
     }

@@ -15,7 +15,6 @@ use tempfile::TempDir;
 use testkit::node::{Behaviour, FakeNode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_util::task::TaskTracker;
 
 use crate::platform::{KEY, OTHER_KEY, Reply, host, open, pause, seed, send, within};
 use crate::several::{Connected, Several, authority, has};
@@ -470,7 +469,10 @@ async fn a_server_that_was_stopped_takes_no_node_from_another() {
     until_status(&other, "GET", &path, 200).await;
     // The first one goes on, and finds out that it is too late.
     let (mut to_node, of_server) = tokio::io::duplex(1 << 16);
-    let served = tokio::spawn(async move { link::serve(node, of_server, &TaskTracker::new()).await });
+    let served =
+        tokio::spawn(
+            async move { link::serve(node, of_server, &link::Calls::on(tokio::runtime::Handle::current())).await },
+        );
     let passing = async {
         to_node.write_all(&sent).await.expect("written");
         let _ = tokio::io::copy_bidirectional(&mut connection, &mut to_node).await;

@@ -10,7 +10,7 @@ use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use link::{Address, Authority, Credentials, Hub, Port};
+use link::{Address, Authority, Calls, Credentials, Hub, Port};
 use model::id::SandboxId;
 use model::lifecycle::State;
 use protocol::node::{HostCapacity, WantedState};
@@ -28,7 +28,6 @@ use testkit::node::{Behaviour, FakeNode};
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::platform::{KEY, Reply, TestClock, host, open, seed, send, settings, within};
 
@@ -179,7 +178,7 @@ impl Several {
         let connection = within(connecting).await;
         let served = Arc::clone(node);
         let serving = tokio::spawn(async move {
-            link::serve(served, connection, &TaskTracker::new()).await;
+            link::serve(served, connection, &Calls::on(tokio::runtime::Handle::current())).await;
         });
         Connected {
             credentials: credentials.clone(),

@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use link::RemoteNode;
+use link::{Calls, RemoteNode};
 use protocol::node::NodeApi;
 use testkit::node::FakeNode;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 #[path = "../it/builds.rs"]
 mod builds;
@@ -69,7 +68,7 @@ fn reached(node: &Arc<FakeNode>) -> Arc<dyn NodeApi> {
     let remote = Arc::new(RemoteNode::default().in_lockstep());
     let (near, far) = tokio::io::duplex(CONNECTION_BYTES);
     let node = Arc::clone(node) as Arc<dyn NodeApi>;
-    tokio::spawn(async move { link::serve(node, far, &TaskTracker::new()).await });
+    tokio::spawn(async move { link::serve(node, far, &Calls::on(tokio::runtime::Handle::current())).await });
     let carried = Arc::clone(&remote);
     tokio::spawn(async move { carried.carry(near, &CancellationToken::new()).await });
     remote

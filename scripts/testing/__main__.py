@@ -19,10 +19,10 @@ from testing import changes, hunt, plan, report
 from testing.assets import Assets
 from testing.cache import Cache, default_root
 from testing.display import Display
-from testing.kept_target import VARIABLE, KeptTarget, forget, own_names
+from testing.kept_target import VARIABLE, KeptTarget, forget, is_suspect, own_names
 from testing.options import Options, UsageError, parse
 from testing.pace import Pace
-from testing.plan import COMPILE, PROGRAM, Place, Selection
+from testing.plan import Place, Selection
 from testing.report import FAILED, LEFT, PASSED, Outcome
 from testing.runner import Runner, exit_code
 from testing.suites import FEWER_CYCLES
@@ -104,7 +104,7 @@ def run(options: Options) -> int:
         passed = hold_entries(place, held)
         runner = Runner(tasks, room(options.lanes), place.run, environment, display, passed, options.keep_going, Pace())
         outcomes = runner.go()
-        if kept and any(outcome.task.name in (PROGRAM, COMPILE) and outcome.status == FAILED for outcome in outcomes):
+        if kept and is_suspect(outcomes, bool(runner.signals)):
             kept.discard()
         conclude(options, outcomes, runner, display, install_s, time.monotonic() - begun + install_s, seed, environment)
         code = exit_code(runner, outcomes)

@@ -18,10 +18,12 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from testing.cache import Cache, key, remove
+from testing.plan import COMPILE, PROGRAM
+from testing.report import FAILED, Outcome
 
 # Says `kept` in `.ci/run`.
 VARIABLE = "RINGFENCE_TEST_TARGET"
@@ -68,6 +70,11 @@ class KeptTarget:
     def discard(self) -> None:
         """Removes the kept directory; the lock stays."""
         remove(self.path)
+
+
+def is_suspect(outcomes: Iterable[Outcome], was_interrupted: bool) -> bool:
+    """Whether the directory may be why something did not compile. An interrupt says nothing: cargo goes on from what it has left."""
+    return not was_interrupted and any(outcome.task.name in (PROGRAM, COMPILE) and outcome.status == FAILED for outcome in outcomes)
 
 
 def own_names(root: Path) -> tuple[set[str], set[str]]:

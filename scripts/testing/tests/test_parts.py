@@ -194,6 +194,17 @@ class KeptTargets(unittest.TestCase):
             for one in (first, second):
                 os.close(one._lock)
 
+    def test_only_a_compile_that_failed_by_itself_speaks_against_it(self) -> None:
+        for name, status, was_interrupted, suspect in [
+            ("program", FAILED, False, True),
+            ("compile", FAILED, False, True),
+            ("compile", FAILED, True, False),
+            ("compile", PASSED, False, False),
+            ("unit", FAILED, False, False),
+        ]:
+            outcomes = [Outcome(Task(name, "build", ("true",)), status)]
+            self.assertEqual(kept_target.is_suspect(outcomes, was_interrupted), suspect, (name, status, was_interrupted))
+
     def test_no_crate_of_the_repository_is_taken_from_it(self) -> None:
         number, triple = "0123456789abcdef", "x86_64-unknown-linux-gnu"
         own = {

@@ -73,7 +73,7 @@ impl Deadlines {
     /// # Errors
     /// When the directory cannot be used.
     pub fn open(dir: &Path) -> io::Result<Arc<Self>> {
-        let notes = Notes::open(dir)?;
+        let mut notes = Notes::open(dir)?;
         let mut queue = Queue::default();
         for Found {
             id,
@@ -141,11 +141,11 @@ impl Deadlines {
 
     /// Sets the deadline of a sandbox from now on. Returns `false` if it is too late for that: the node ends or pauses it.
     pub(crate) fn set(&self, id: &SandboxId, deadline: NodeDeadline) -> bool {
-        let notes = self.notes.lock();
-        self.set_and_write(&notes, id, deadline)
+        let mut notes = self.notes.lock();
+        self.set_and_write(&mut notes, id, deadline)
     }
 
-    fn set_and_write(&self, notes: &Notes, id: &SandboxId, deadline: NodeDeadline) -> bool {
+    fn set_and_write(&self, notes: &mut Notes, id: &SandboxId, deadline: NodeDeadline) -> bool {
         let note = Note {
             due: now().since_boot.saturating_add(deadline.left),
             then: deadline.then,
@@ -177,7 +177,7 @@ impl Deadlines {
     }
 
     fn remove_if(&self, id: &SandboxId, is_removed: impl FnOnce(&Queue) -> bool) {
-        let notes = self.notes.lock();
+        let mut notes = self.notes.lock();
         let mut state = self.state.lock();
         if is_removed(&state.queue) && state.queue.remove(id) {
             drop(state);
@@ -189,9 +189,9 @@ impl Deadlines {
     /// connection is lost by now. What the node has ended or paused is known until that is forgotten, if the server was told of it.
     /// Where it was not, and the sandbox is not `kept` either, nothing is left of the sandbox that a server could ask about.
     pub(crate) fn take_over(&self, deadlines: &HashMap<SandboxId, NodeDeadline>, kept: &HashSet<SandboxId>) {
-        let notes = self.notes.lock();
+        let mut notes = self.notes.lock();
         for (id, deadline) in deadlines {
-            self.set_and_write(&notes, id, *deadline);
+            self.set_and_write(&mut notes, id, *deadline);
         }
         let mut state = self.state.lock();
         // What was begun in this session is told to the server of the next one.
@@ -246,7 +246,7 @@ impl Deadlines {
     /// Takes what is overdue, `most` at a time; something is done about each from here on. Empty, with how long to wait, while there is
     /// nothing to do; without a time until something changes. A server that comes back waits until what was taken is noted.
     pub(crate) fn take_overdue(&self, most: usize) -> Result<Vec<Due>, Option<Duration>> {
-        let notes = self.notes.lock();
+        let mut notes = self.notes.lock();
         let mut state = self.state.lock();
         let now = now();
         match next(state.service, state.queue.first(), now) {
@@ -274,7 +274,7 @@ impl Deadlines {
 
     /// Notes that a sandbox was ended, or paused with this much on the disk of the host; nothing where that is not known.
     pub(crate) fn done(&self, id: &SandboxId, disk_bytes: Option<u64>) {
-        let notes = self.notes.lock();
+        let mut notes = self.notes.lock();
         let note = self.state.lock().queue.done(id, disk_bytes).cloned();
         if let Some(note) = note {
             written(id, notes.write(id, &note));
@@ -321,6 +321,16 @@ mod tests {
 
     fn deadline(left: Duration, then: Overdue) -> NodeDeadline {
         NodeDeadline { left, then }
+    }
+
+    /// What is noted in a directory: the places that are not blank.
+    fn noted(dir: &Path) -> String {
+        assert_eq!(std::fs::read_dir(dir).unwrap().count(), 1);
+        std::fs::read_to_string(dir.join("notes")).unwrap()
+    }
+
+    fn count(dir: &Path) -> usize {
+        noted(dir).matches("\"boot\"").count()
     }
 
     /// Deadlines of a node that has been alone for long.
@@ -381,7 +391,7 @@ mod tests {
         assert_eq!(deadlines.acted().len(), 1);
         deadlines.forget_acted(&[id("a"), id("b")]);
         assert_eq!(deadlines.acted().len(), 0);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(count(dir.path()), 0);
     }
 
     #[test]
@@ -411,8 +421,8 @@ mod tests {
         deadlines.report([id("reported")].into_iter());
         take_over();
         assert_eq!(left(), [id("kept"), id("reported")]);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
-        assert!(!dir.path().join("lost").exists());
+        assert_eq!(count(dir.path()), 3);
+        assert!(!noted(dir.path()).contains("lost"));
     }
 
     #[test]
@@ -431,9 +441,6 @@ mod tests {
         // Both would be another's, who has nothing to say about what the node has begun.
         deadlines.ended(&id("ended"));
         deadlines.ended(&id("paused"));
-        // What is damaged is none.
-        std::fs::write(dir.path().join("torn"), "{").unwrap();
-        std::fs::write(dir.path().join("ended.new"), "").unwrap();
         let deadlines = Deadlines::open(dir.path()).unwrap();
         let mut acted = deadlines.acted();
         acted.sort_by(|a, b| a.id.cmp(&b.id));
@@ -446,7 +453,7 @@ mod tests {
         assert!(state.queue.note(&id("runs")).is_some_and(|note| note.begun.is_none()));
         assert_eq!(state.queue.ids().len(), 3);
         drop(state);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert_eq!(count(dir.path()), 3);
     }
 
     #[test]
@@ -457,15 +464,12 @@ mod tests {
         let_time_pass(&deadlines);
         assert_eq!(deadlines.take_overdue(100).unwrap().len(), 1);
         assert!(deadlines.set(&id("b"), deadline(Duration::ZERO, Overdue::End)));
-        for name in ["a", "b"] {
-            let path = dir.path().join(name);
-            let text = std::fs::read_to_string(&path).unwrap();
-            let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-            std::fs::write(path, text.replace(boot.trim_end(), "of before")).unwrap();
-        }
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let before = noted(dir.path()).replace(boot.trim_end(), &"x".repeat(boot.trim_end().len()));
+        std::fs::write(dir.path().join("notes"), before).unwrap();
         let deadlines = alone(dir.path());
         assert_eq!(deadlines.acted().len(), 1);
         assert_eq!(deadlines.take_overdue(100), Err(None));
-        assert!(!dir.path().join("b").exists());
+        assert_eq!(count(dir.path()), 1);
     }
 }

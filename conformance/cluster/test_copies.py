@@ -74,6 +74,8 @@ def server(service: Service) -> Server:
 def launch(service: Service) -> None:
     for node in service.nodes:
         if node.process is None:
+            # Else the connection of the process before may still be listed, and counts below.
+            until(lambda node=node: node.id not in server(service).serves(), "the server knows that the node is gone")
             node.launch()
     until(lambda: len(server(service).serves()) == 2, "both nodes are served")
 

@@ -8,7 +8,7 @@ of the sources as a part of them, so there is one of it for each. Whoever works 
 does not need this.
 
 One run at a time has it, to its end, because suites drive the program in it; another run uses its own `target`. A compile
-that fails removes it, so that an entry that is broken can spoil one run at most.
+that fails removes it, unless it was interrupted, so that an entry that is broken can spoil one run at most.
 """
 
 from __future__ import annotations

@@ -75,11 +75,11 @@ pub(crate) fn run(settings: &Config) -> Result<ExitCode> {
             hub,
             now: now_of_certificates,
             version: version::text().to_owned(),
+            // Beside connections of clients, whose requests wake at most one other thread on their way to a node then.
+            lanes: connections.handles(),
         };
         let mut tasks = JoinSet::new();
-        // Beside connections of clients, whose requests wake no other thread on their way to a node then.
-        let beside = connections.handles().pop().unwrap_or_else(Handle::current);
-        tasks.spawn_on(port.serve(nodes, stop.clone()), &beside);
+        tasks.spawn(port.serve(nodes, stop.clone()));
         tracing::info!(listen = %parts.listener.1, nodes = %nodes_bound, data_dir = %dir.path().display(), "listening");
         output::text(&format!(
             "ringfence server listens at {} and for nodes at https://{nodes_bound} - a token for a node: ringfence node token\n",

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -29,6 +30,7 @@ use crate::connection::{self, Socket};
 use crate::frame::{HELLO_MAX, read_frame, write_frame};
 use crate::hello::{Answer, Hello, Refusal, Request, Welcome, level};
 use crate::hub::Hub;
+use crate::serve::Calls;
 use crate::servers;
 use crate::trust::{Authority, SERVERS_ALPN, TrustError, check_request, hash_of, node_of, server_of};
 
@@ -78,6 +80,8 @@ pub struct Port {
     pub now: fn() -> SystemTime,
     /// The version of this program.
     pub version: String,
+    /// Where connections are carried, each on the next one in turn; where the port is served, if there are none.
+    pub lanes: Vec<Handle>,
 }
 
 impl Port {
@@ -87,6 +91,8 @@ impl Port {
     /// When the certificate of the server cannot be made.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken) -> Result<(), TrustError> {
         let connections = TaskTracker::new();
+        let calls = Calls::on(Handle::current());
+        let mut lanes = self.lanes.iter().cycle();
         let pending = Pending::default();
         let mut crowd_told: Option<Instant> = None;
         let mut config = self.authority.server_config(&self.id, (self.now)())?;
@@ -114,16 +120,23 @@ impl Port {
                 crowd_told = Some(Instant::now());
                 tracing::warn!(%peer, "too many connections to the port of nodes have not shown who they are: the oldest are closed");
             }
-            let (port, config, stop) = (self.clone(), Arc::clone(&config), stop.clone());
-            let tasks = connections.clone();
-            connections.spawn(async move {
-                if let Err(error) = port.answer(socket, config, peer, place, (stop, tasks)).await {
+            let (port, config, stop, calls) = (self.clone(), Arc::clone(&config), stop.clone(), calls.clone());
+            let lane = lanes.next().cloned().unwrap_or_else(Handle::current);
+            let answering = async move {
+                let answered = async {
+                    // The runtime that has accepted it would be woken otherwise by all that arrives.
+                    let socket = TcpStream::from_std(socket.into_std()?)?;
+                    port.answer(socket, config, peer, place, (stop, calls)).await
+                };
+                if let Err(error) = answered.await {
                     tracing::debug!(%peer, "a connection to the port of nodes failed: {error}");
                 }
-            });
+            };
+            connections.spawn_on(answering, &lane);
         }
         connections.close();
         connections.wait().await;
+        calls.ended().await;
         Ok(())
     }
 
@@ -133,7 +146,7 @@ impl Port {
         config: Arc<ServerConfig>,
         peer: IpAddr,
         place: PendingPermit,
-        (stop, tasks): (CancellationToken, TaskTracker),
+        (stop, calls): (CancellationToken, Calls),
     ) -> io::Result<()> {
         let asked = tokio::time::timeout(HELLO_BOUND, async {
             let mut tls = TlsAcceptor::from(config).accept(connection::socket(socket)?).await?;
@@ -149,7 +162,7 @@ impl Port {
             () = stop.cancelled() => return Ok(()),
         };
         let Some(request) = request else {
-            return self.carry_of_server(tls, place, peer, (stop, tasks)).await;
+            return self.carry_of_server(tls, place, peer, (stop, calls)).await;
         };
         let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let node = certificate.and_then(node_of);
@@ -183,7 +196,7 @@ impl Port {
         tls: TlsStream<Socket>,
         place: PendingPermit,
         peer: IpAddr,
-        (stop, tasks): (CancellationToken, TaskTracker),
+        (stop, calls): (CancellationToken, Calls),
     ) -> io::Result<()> {
         let certificate = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let Some(server) = certificate.and_then(server_of) else {
@@ -197,7 +210,7 @@ impl Port {
         drop(place);
         tracing::info!(server.id = %server, %peer, "another server is connected");
         tokio::select! {
-            error = servers::serve(answers, &server, tls, &tasks) => {
+            error = servers::serve(answers, &server, tls, &calls) => {
                 tracing::info!(server.id = %server, "the connection of another server has ended: {error}");
             }
             () = stop.cancelled() => {}

@@ -19,6 +19,7 @@ use protocol::node::{DialError, LayerStream, NodeApi, NodeError, NodeEvents, Pau
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -35,7 +36,7 @@ pub(crate) const CANCEL: u8 = 1;
 /// The byte that a subscriber writes for each event that it has used.
 pub(crate) const USED: u8 = 2;
 
-/// What a server has called for, which may outlive the connection that it came by.
+/// What a peer has called for, which may outlive the connection that it came by.
 #[derive(Debug, Clone)]
 pub struct Calls {
     tasks: TaskTracker,
@@ -50,6 +51,14 @@ impl Calls {
             tasks: TaskTracker::new(),
             runtime,
         }
+    }
+
+    /// Carries out a call.
+    pub(crate) fn spawn<T>(&self, call: impl Future<Output = T> + Send + 'static) -> JoinHandle<T>
+    where
+        T: Send + 'static,
+    {
+        self.tasks.spawn_on(call, &self.runtime)
     }
 
     /// Waits until all of them have ended. None may arrive any more.
@@ -138,7 +147,7 @@ async fn answer(
         return carry_out(node.as_ref(), call, caller).await;
     }
     let carrying_out = async move { carry_out(node.as_ref(), call, caller).await };
-    let carried_out = calls.tasks.spawn_on(carrying_out, &calls.runtime).await;
+    let carried_out = calls.spawn(carrying_out).await;
     carried_out.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 

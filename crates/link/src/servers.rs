@@ -32,6 +32,7 @@ use tokio_util::task::TaskTracker;
 use crate::connection::{self, STREAMS_BETWEEN_SERVERS};
 use crate::dialer::Address;
 use crate::held::Held;
+use crate::serve::Calls;
 use crate::stream::LinkStream;
 use crate::trust::{Authority, name_between_servers};
 
@@ -311,8 +312,9 @@ impl Drop for Noted<'_> {
     }
 }
 
-/// Serves the streams of another server on a connection until that is lost, and returns why. What it has begun is cut then.
-pub(crate) async fn serve<S>(answers: Arc<dyn Answers>, from: &NodeId, connection: S, tasks: &TaskTracker) -> io::Error
+/// Serves the streams of another server on a connection until that is lost, and returns why. What it has begun is cut then. Requests
+/// are answered on the runtime of `calls`, so that those of a busy server have more than one thread.
+pub(crate) async fn serve<S>(answers: Arc<dyn Answers>, from: &NodeId, connection: S, calls: &Calls) -> io::Error
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -346,7 +348,7 @@ where
             };
             if taken == Taken::Yes {
                 let stream = LinkStream::of_response(BytesMut::new(), request.into_body(), send);
-                tasks.spawn(Arc::clone(&answers).serve(from.clone(), SandboxStream::remote(stream)));
+                calls.spawn(Arc::clone(&answers).serve(from.clone(), SandboxStream::remote(stream)));
             }
         }
     };

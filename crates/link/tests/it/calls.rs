@@ -322,3 +322,30 @@ async fn a_peer_that_is_gone_without_a_word_is_noticed() {
     assert!(begun.elapsed() <= Duration::from_secs(16));
     assert!(!remote.is_connected());
 }
+
+#[tokio::test]
+async fn connections_are_carried_on_the_lanes_in_turn() {
+    let lane = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).enable_all().build().unwrap()
+    };
+    let lanes = [lane(), lane()];
+    let handles: Vec<_> = lanes.iter().map(|lane| lane.handle().clone()).collect();
+    let tasks = |lane: usize| handles[lane].metrics().num_alive_tasks();
+    let authority = Arc::new(crate::place::authority());
+    let place = TestServer::on(authority, 100, handles.clone()).await;
+    // To join is a connection of its own.
+    let credentials = place.joined().await;
+    until(|| tasks(0) == 0).await;
+    let node = FakeNode::new();
+    node.running.lock().insert(sandbox());
+    let serving = place.connected(&node, &credentials).await;
+    assert_eq!((tasks(0), tasks(1) > 0), (0, true));
+    place.session().node.kill(&sandbox()).await.unwrap();
+    serving.abort();
+    until(|| tasks(1) == 0).await;
+    place.close().await;
+    for lane in lanes {
+        lane.shutdown_background();
+    }
+}

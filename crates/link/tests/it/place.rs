@@ -11,6 +11,7 @@ use model::id::NodeId;
 use parking_lot::Mutex;
 use testkit::node::FakeNode;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -91,6 +92,11 @@ impl TestServer {
 
     /// A server with this number, of an authority.
     pub(crate) async fn of(authority: Arc<Authority>, number: u8) -> Self {
+        Self::on(authority, number, Vec::new()).await
+    }
+
+    /// A server whose connections are carried on these runtimes.
+    pub(crate) async fn on(authority: Arc<Authority>, number: u8, lanes: Vec<Handle>) -> Self {
         let (known, hub) = (Arc::<Known>::default(), Arc::new(Hub::default()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let socket = listener.local_addr().unwrap();
@@ -103,6 +109,7 @@ impl TestServer {
             hub: Arc::clone(&hub),
             now: SystemTime::now,
             version: "1".to_owned(),
+            lanes,
         };
         let serving = port.serve(listener, stop.clone());
         Self {
@@ -148,10 +155,7 @@ impl TestServer {
         let session = self.session();
         assert_eq!((welcome.level, &welcome.session), (1, &session.id));
         let node = Arc::clone(node);
-        let serving =
-            tokio::spawn(
-                async move { link::serve(node, connection, &Calls::on(tokio::runtime::Handle::current())).await },
-            );
+        let serving = tokio::spawn(async move { link::serve(node, connection, &Calls::on(Handle::current())).await });
         until(|| session.node.is_connected()).await;
         serving
     }

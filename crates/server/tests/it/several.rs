@@ -130,6 +130,7 @@ impl Several {
             hub,
             now: SystemTime::now,
             version: "1".to_owned(),
+            lanes: Vec::new(),
         };
         let mut tasks = JoinSet::new();
         let serving = port.serve(for_nodes, stop.clone());

@@ -24,7 +24,9 @@ from harness.patience import within
 from harness.servers import Server, Service, running_service
 from harness.traffic import program, until
 
-CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
+# Sandboxes of the team that run.
+LIMIT = 8
+CONFIG = f"[sandbox]\ndisk_mb = 256\n[limits]\nsandboxes = {LIMIT}\n" + criu_config()
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
 # How long sandboxes may be without a server after one is gone.
 TAKEN_OVER_S = 10.0
@@ -184,6 +186,41 @@ def test_a_key_is_revoked_at_both(service: Service) -> None:
     revoked = own.run("key", "revoke", found["id"])
     assert revoked.returncode == 0, revoked.stderr
     assert status() == 401
+
+
+def test_the_limit_of_a_team_holds_for_what_is_resumed_and_forked_at_both_at_the_same_time(service: Service) -> None:
+    paused = [one_on(service, server) for server in service.servers * 2]
+    for sandbox in paused:
+        sandbox.pause()
+    running = [one_on(service, server) for server in service.servers * 3]
+    counted = service.postgres.ask("SELECT COUNT(*) FROM sandboxes WHERE state = 'running'")
+    assert int(counted) == len(running) == LIMIT - 2
+
+    def asked(number: int) -> list[int]:
+        """A resume or a fork at one of the servers: how many run, and the status of the rest."""
+        server = service.servers[number % 2]
+        if number < len(paused):
+            url = f"{server.url}/sandboxes/{paused[number].sandbox_id}/connect"
+            answer = httpx.post(url, headers=key_of(server), json={"timeout": 600}, timeout=60)
+            return [answer.status_code]
+        url = f"{server.url}/sandboxes/{running[number % 2].sandbox_id}/fork"
+        answer = httpx.post(url, headers=key_of(server), json={"timeout": 600, "count": 2}, timeout=60)
+        assert answer.status_code == 201, answer.text
+        return [one["error"]["code"] if "error" in one else 201 for one in answer.json()]
+
+    with ThreadPoolExecutor(6) as clients:
+        statuses = sorted(status for answer in clients.map(asked, range(6)) for status in answer)
+    assert statuses == [201] * 2 + [429] * 6, statuses
+    assert int(service.postgres.ask("SELECT COUNT(*) FROM sandboxes WHERE state = 'running'")) == LIMIT
+    # Those that were refused are as they were.
+    for server in service.servers:
+        server.use()
+        for item in Sandbox.list().next_items():
+            if item.sandbox_id not in {one.sandbox_id for one in paused}:
+                Sandbox.kill(item.sandbox_id)
+    for sandbox in paused:
+        assert through(service.servers[0], sandbox.sandbox_id).commands.run("echo $((6 * 7))").stdout == "42\n"
+        assert sandbox.kill()
 
 
 def test_a_node_of_the_other_is_drained(service: Service) -> None:

@@ -12,6 +12,7 @@ mod parcel;
 mod pause;
 mod row;
 mod spawned;
+mod within;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -27,6 +28,7 @@ pub use self::pause::{Pause, Resumption};
 pub use self::row::SandboxRow;
 use self::row::columns;
 use self::spawned::count_spawned;
+pub use self::within::TeamShare;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::{NodeRows, held};
@@ -57,14 +59,14 @@ pub struct TeamUse {
 }
 
 impl TeamMost {
-    /// Whether another sandbox fits beside what is used.
-    fn has_room(self, used: TeamUse, row: &SandboxRow) -> bool {
+    /// Whether another sandbox fits beside what is used. What it does not need is not compared: a limit may have been lowered.
+    fn has_room(self, used: TeamUse, share: TeamShare) -> bool {
         let fits = |most: Option<u32>, used: u64, needed: u32| {
-            most.is_none_or(|most| used.saturating_add(needed.into()) <= u64::from(most))
+            needed == 0 || most.is_none_or(|most| used.saturating_add(needed.into()) <= u64::from(most))
         };
         fits(self.sandboxes, used.sandboxes, 1)
-            && fits(self.cpu_count, used.cpu_count, row.cpu_count)
-            && fits(self.memory_mb, used.memory_mb, row.memory_mb)
+            && fits(self.cpu_count, used.cpu_count, share.cpu_count)
+            && fits(self.memory_mb, used.memory_mb, share.memory_mb)
     }
 }
 
@@ -193,54 +195,6 @@ impl NodeRows {
         let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
         let row = self.running(new, started_us, end_us, agent_version)?;
         self.insert(row, injections.as_ref(), environment.as_ref()).await
-    }
-
-    /// As [`Self::sandbox_insert_running`], if the sandboxes of the team on all nodes, this one included, are no more than `most`.
-    /// Otherwise nothing is stored, and the answer is what the team has. One after another for each team, so that servers
-    /// which do it at the same time see each other's. Nobody else acquires the lease of the node meanwhile: a row that was
-    /// committed after its next owner has listed the rows would stay without a sandbox.
-    ///
-    /// # Errors
-    /// As [`Self::sandbox_insert`].
-    pub async fn sandbox_insert_running_within(
-        &self,
-        new: NewSandbox,
-        started_us: i64,
-        end_us: i64,
-        agent_version: &str,
-        most: TeamMost,
-    ) -> Result<Result<SandboxRow, TeamUse>, StoreError> {
-        let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
-        let row = self.running(new, started_us, end_us, agent_version)?;
-        const WHAT: &str = "insert a sandbox";
-        let insert = self.insert_query(&row, injections.as_ref(), environment.as_ref())?;
-        let failed = |error: sqlx::Error| classify(&error, "sandbox", WHAT);
-        let mut tx = self.store.db.begin(WHAT).await?;
-        sqlx::query(self.store.db.engine.team_lock())
-            .bind(row.team_id.as_str().to_owned())
-            .bind(self.lease_key.clone())
-            .execute_in(&mut tx)
-            .await
-            .map_err(failed)?;
-        let used = sqlx::query(
-            "SELECT COUNT(CASE WHEN state <> 'paused' THEN 1 END) AS sandboxes, \
-             CAST(COALESCE(SUM(CASE WHEN state <> 'paused' THEN cpu_count ELSE 0 END), 0) AS BIGINT) AS cpu_count, \
-             CAST(COALESCE(SUM(CASE WHEN state <> 'paused' OR kept = 'memory' THEN memory_mb ELSE 0 END), 0) AS BIGINT) \
-             AS memory_mb FROM sandboxes WHERE team_id = $1 AND state <> 'gone'",
-        )
-        .bind(row.team_id.as_str())
-        .all_in(&mut tx)
-        .await
-        .map_err(failed)?;
-        let used: TeamUse = used.first().map(Columns::decode).transpose()?.unwrap_or_default();
-        if !most.has_room(used, &row) {
-            tx.commit().await.map_err(failed)?;
-            return Ok(Err(used));
-        }
-        let stored = insert.execute_in(&mut tx).await.map_err(failed)?.rows_affected();
-        tx.commit().await.map_err(failed)?;
-        self.expect_lease(stored, WHAT)?;
-        Ok(Ok(row))
     }
 
     /// The row of a new sandbox that runs already.

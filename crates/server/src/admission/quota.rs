@@ -14,7 +14,7 @@ use model::lifecycle::Kept;
 use parking_lot::{Mutex, RwLock};
 use store::Store;
 use store::error::StoreError;
-use store::sandboxes::{TeamMost, TeamUse};
+use store::sandboxes::{TeamMost, TeamShare, TeamUse};
 use store::servers::UseElsewhere;
 
 use super::rate::Bucket;
@@ -79,6 +79,15 @@ impl ResourceUse {
             },
             paused: self.sandboxes,
             paused_disk_mb: disk_bytes.div_ceil(MIB),
+        }
+    }
+
+    /// The share of one sandbox, as the database compares it.
+    pub(crate) fn of_team(self) -> TeamShare {
+        let number = |share: u64| u32::try_from(share).unwrap_or(u32::MAX);
+        TeamShare {
+            cpu_count: number(self.cpu_count),
+            memory_mb: number(self.memory_mb),
         }
     }
 }
@@ -319,7 +328,7 @@ impl ResourceUse {
     }
 
     /// By how much a use exceeds another one.
-    fn beyond(self, other: Self) -> Self {
+    pub(crate) fn beyond(self, other: Self) -> Self {
         Self {
             sandboxes: self.sandboxes.saturating_sub(other.sandboxes),
             cpu_count: self.cpu_count.saturating_sub(other.cpu_count),

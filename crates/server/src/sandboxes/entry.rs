@@ -49,7 +49,7 @@ pub(crate) struct SandboxEntry {
     /// The node that it is on, in the session that it was created or taken over in.
     pub(crate) node: Arc<ServedNode>,
     /// What it takes of its team's quota while it runs.
-    share: ResourceUse,
+    pub(super) share: ResourceUse,
     /// Whether its agent requires a token.
     is_secure: bool,
     /// The agent token.

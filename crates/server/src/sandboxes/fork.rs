@@ -256,7 +256,9 @@ impl Sandboxes {
             };
             self.tracked.metrics.create(match &result {
                 Ok(_) => CreateOutcome::Created,
-                Err(ChildError::Admission(AdmissionError::OverQuota(_))) => CreateOutcome::Limited,
+                Err(
+                    ChildError::Admission(AdmissionError::OverQuota(_)) | ChildError::Create(CreateError::OverQuota(_)),
+                ) => CreateOutcome::Limited,
                 Err(ChildError::Create(CreateError::Busy { team_limit: Some(_) })) => CreateOutcome::Limited,
                 Err(
                     ChildError::Admission(_)
@@ -359,7 +361,7 @@ impl Sandboxes {
             }
         };
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
-        let row = node.rows.sandbox_insert(row).await.map_err(CreateError::from)?;
+        let row = self.store_creating(&node, row).await?;
         let entry = self.register(&row, &node, admission, parent.injections.as_ref());
         Ok(Child { row, entry, sent })
     }

@@ -227,11 +227,13 @@ impl Sandboxes {
             self.recording.doubt(turn);
             return Err(error);
         }
-        let row = match self.begin_resume(turn, request).await {
+        let row = match self.begin_resume(turn, request, counted).await {
             Ok(row) => follow_node(row, counted),
             Err(error) => {
                 self.keep_paused(turn, counted);
-                self.recording.doubt(turn);
+                if !matches!(error, PauseError::OverQuota(_)) {
+                    self.recording.doubt(turn);
+                }
                 return Err(error);
             }
         };
@@ -354,7 +356,12 @@ impl Sandboxes {
         })
     }
 
-    async fn begin_resume(&self, turn: &Turn<'_>, request: ResumeRequest) -> Result<SandboxRow, PauseError> {
+    async fn begin_resume(
+        &self,
+        turn: &Turn<'_>,
+        request: ResumeRequest,
+        counted: CountedAs,
+    ) -> Result<SandboxRow, PauseError> {
         let now_us = self.clock.now_us();
         let before = turn.lifecycle();
         let lifecycle = LifecycleSpec {
@@ -369,8 +376,20 @@ impl Sandboxes {
             execution_id: uuid::Uuid::new_v4().to_string(),
             lifecycle_json: to_json(lifecycle),
         };
-        let change = turn.node.rows.sandbox_resuming(&turn.id, turn.version(), &resumption);
-        Ok(turn.changed(change.await)?)
+        let (rows, version) = (&turn.node.rows, turn.version());
+        let Some((quota, most)) = self.limits_of_all(&turn.node, &turn.team).await? else {
+            let change = rows.sandbox_resuming(&turn.id, version, &resumption).await;
+            return Ok(turn.changed(change)?);
+        };
+        let one = (&turn.id, &turn.team);
+        let share = turn.share.beyond(counted.share(turn.share));
+        let change = rows.sandbox_resuming_within(one, version, &resumption, share.of_team(), most);
+        let change = match change.await {
+            Ok(Ok(change)) => Ok(change),
+            Ok(Err(used)) => return Err(quota.over_by(used, share).into()),
+            Err(error) => Err(error),
+        };
+        Ok(turn.changed(change)?)
     }
 
     /// Has the beginning of a resume survive a loss of power, if another node could go on with a copy otherwise while this one runs.

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use model::id::TeamId;
 use protocol::agent;
 use protocol::node::Stage;
 use store::Change;
-use store::sandboxes::{NewSandbox, SandboxRow};
+use store::error::StoreError;
+use store::sandboxes::{NewSandbox, SandboxRow, TeamMost};
 
 use super::Sandboxes;
 use super::create::CreateError;
 use super::entry::SandboxEntry;
-use crate::admission::quota::ResourceUse;
+use crate::admission::quota::{ResourceUse, TeamQuota};
 use crate::clock::SECOND_US;
 use crate::nodes::ServedNode;
 use crate::records::LifecycleEvent;
@@ -40,8 +42,7 @@ impl Sandboxes {
         }
     }
 
-    /// Stores the row of a sandbox that runs. Where there are several servers, only the database knows whether its team is within
-    /// its limits: what each of them knows of the others is some time old.
+    /// Stores the row of a sandbox that runs.
     async fn store_running(
         &self,
         node: &ServedNode,
@@ -50,15 +51,37 @@ impl Sandboxes {
         version: &str,
     ) -> Result<SandboxRow, CreateError> {
         let rows = &node.rows;
-        if self.nodes.have_several_servers() {
-            let quota = node.admission.quota_of(&new.team_id).await?;
-            if let Some(most) = quota.most() {
-                let share = ResourceUse::one_sandbox(new.cpu_count, new.memory_mb);
-                let stored = rows.sandbox_insert_running_within(new, started_us, end_us, version, most);
-                return Ok(stored.await?.map_err(|used| quota.over_by(used, share))?);
-            }
+        if let Some((quota, most)) = self.limits_of_all(node, &new.team_id).await? {
+            let share = ResourceUse::one_sandbox(new.cpu_count, new.memory_mb);
+            let stored = rows.sandbox_insert_running_within(new, started_us, end_us, version, most);
+            return Ok(stored.await?.map_err(|used| quota.over_by(used, share))?);
         }
         Ok(rows.sandbox_insert_running(new, started_us, end_us, version).await?)
+    }
+
+    /// Stores the row of a sandbox that is about to be started.
+    pub(super) async fn store_creating(&self, node: &ServedNode, new: NewSandbox) -> Result<SandboxRow, CreateError> {
+        let rows = &node.rows;
+        if let Some((quota, most)) = self.limits_of_all(node, &new.team_id).await? {
+            let share = ResourceUse::one_sandbox(new.cpu_count, new.memory_mb);
+            let stored = rows.sandbox_insert_within(new, most).await?;
+            return Ok(stored.map_err(|used| quota.over_by(used, share))?);
+        }
+        Ok(rows.sandbox_insert(new).await?)
+    }
+
+    /// The limits of a team that the database has to hold; none where this server knows all that the team has. Where there are
+    /// several servers, only the database knows that: what each of them knows of the others is some time old.
+    pub(super) async fn limits_of_all(
+        &self,
+        node: &ServedNode,
+        team: &TeamId,
+    ) -> Result<Option<(Arc<TeamQuota>, TeamMost)>, StoreError> {
+        if !self.nodes.have_several_servers() {
+            return Ok(None);
+        }
+        let quota = node.admission.quota_of(team).await?;
+        Ok(quota.most().map(|most| (quota, most)))
     }
 
     /// Stores that a sandbox runs which has a row and which the node has started. If it fails, the sandbox is ended.

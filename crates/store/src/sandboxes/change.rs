@@ -29,7 +29,7 @@ fn set_by(change: RowChange) -> &'static str {
 }
 
 /// What a change of state does, for errors.
-fn name_of(change: RowChange) -> &'static str {
+pub(super) fn name_of(change: RowChange) -> &'static str {
     match change {
         RowChange::Started => "mark a sandbox as started",
         RowChange::Pausing => "mark a sandbox as being paused",
@@ -107,11 +107,23 @@ impl NodeRows {
         change: RowChange,
         bind: impl FnOnce(Query) -> Query,
     ) -> Result<Change<SandboxRow>, StoreError> {
+        let query = self.change_query(id, version, change, bind);
+        self.change_row(id, name_of(change), query).await
+    }
+
+    /// The statement of [`Self::change_state`], which returns the row if it changes that.
+    pub(super) fn change_query(
+        &self,
+        id: &SandboxId,
+        version: i64,
+        change: RowChange,
+        bind: impl FnOnce(Query) -> Query,
+    ) -> Query {
         let query = sqlx::query(statement(change))
-            .bind(id.as_str())
+            .bind(id.as_str().to_owned())
             .bind(version)
             .bind(self.lease_key.clone());
-        self.change_row(id, name_of(change), bind(query)).await
+        bind(query)
     }
 
     /// Runs a conditional change, and finds out why when it changed nothing.
@@ -121,7 +133,18 @@ impl NodeRows {
         what: &'static str,
         query: Query,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        if let Some(row) = self.store.db.write_returning(what, query).await? {
+        let row = self.store.db.write_returning(what, query).await?;
+        self.changed(id, what, row).await
+    }
+
+    /// What a conditional change has done that returned this row, or none.
+    pub(super) async fn changed(
+        &self,
+        id: &SandboxId,
+        what: &'static str,
+        row: Option<SandboxRow>,
+    ) -> Result<Change<SandboxRow>, StoreError> {
+        if let Some(row) = row {
             return Ok(Change::Applied(row));
         }
         self.check_lease(what).await?;

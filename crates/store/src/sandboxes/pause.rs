@@ -12,6 +12,7 @@ use crate::Change;
 use crate::error::StoreError;
 use crate::nodes::NodeRows;
 use crate::row::storable;
+use crate::statement::Query;
 
 /// The columns that describe a paused sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,17 @@ pub struct Resumption {
     pub execution_id: String,
     /// Its lifecycle settings from now on, in a format of the caller.
     pub lifecycle_json: Option<String>,
+}
+
+impl Resumption {
+    /// Binds the columns of [`RowChange::Resuming`].
+    pub(super) fn bind(&self, query: Query) -> Query {
+        query
+            .bind(self.end_us)
+            .bind(self.max_end_us)
+            .bind(self.execution_id.clone())
+            .bind(self.lifecycle_json.clone())
+    }
 }
 
 impl NodeRows {
@@ -88,14 +100,8 @@ impl NodeRows {
         version: i64,
         resumption: &Resumption,
     ) -> Result<Change<SandboxRow>, StoreError> {
-        self.change_state(id, version, RowChange::Resuming, |query| {
-            query
-                .bind(resumption.end_us)
-                .bind(resumption.max_end_us)
-                .bind(resumption.execution_id.as_str())
-                .bind(resumption.lifecycle_json.as_deref())
-        })
-        .await
+        self.change_state(id, version, RowChange::Resuming, |query| resumption.bind(query))
+            .await
     }
 
     /// Marks a sandbox as running again, at `version`, with the times that the client is sent,

@@ -4,11 +4,11 @@ use std::future::{Future as _, poll_fn};
 use std::task::Poll;
 
 use model::lifecycle::{Kept, State};
-use store::Store;
 use store::builds::{BuildStatus, FileRow};
 use store::error::StoreError;
 use store::nodes::{LeaseOutcome, NodeRows};
-use store::sandboxes::{Pause, TeamMost};
+use store::sandboxes::{Pause, Resumption, TeamMost, TeamShare};
+use store::{Change, Store};
 use tokio::task::JoinSet;
 
 use crate::database::Database;
@@ -317,7 +317,12 @@ pub(crate) async fn limits_hold_for_all_that_insert_at_the_same_time(db: Databas
         inserting.spawn(async move {
             let new = sandbox(number, 1);
             let end_us = new.end_us;
-            let inserted = rows.sandbox_insert_running_within(new, 5, end_us, "0.6.13", most).await;
+            // As a create does it, and as a fork.
+            let inserted = if number % 3 == 0 {
+                rows.sandbox_insert_within(new, most).await
+            } else {
+                rows.sandbox_insert_running_within(new, 5, end_us, "0.6.13", most).await
+            };
             inserted.unwrap().is_ok()
         });
     }
@@ -346,4 +351,96 @@ pub(crate) async fn limits_hold_for_all_that_insert_at_the_same_time(db: Databas
         .sandbox_insert_running_within(sandbox(51, 1), 5, 9, "0.6.13", TeamMost::default())
         .await;
     assert!(matches!(lost, Err(StoreError::LeaseLost { .. })), "{lost:?}");
+}
+
+pub(crate) async fn limits_hold_for_all_that_are_resumed_at_the_same_time(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let of_node = |store: &Store, number: u32| store.of_node(node_id(1 + number % 2), FIRST_EPOCH);
+    let mut paused = Vec::new();
+    for number in 1..=6 {
+        let rows = of_node(&store, number);
+        let row = rows
+            .sandbox_insert_running(sandbox(number, 1), 5, 50, "0.6.13")
+            .await
+            .unwrap();
+        let kept = if number == 6 { Kept::Memory } else { Kept::Checkpoint };
+        let row = rows.sandbox_pausing(&row.id, row.version, kept, None).await.unwrap();
+        let row = row.applied().unwrap();
+        let pause = Pause {
+            kept,
+            kept_bytes: 1,
+            paused_us: 9,
+            resume_error: None,
+        };
+        let row = rows.sandbox_paused(&row.id, row.version, pause).await.unwrap();
+        paused.push(row.applied().unwrap());
+    }
+    let resumption = Resumption {
+        end_us: 50,
+        max_end_us: 60,
+        execution_id: uuid(77),
+        lifecycle_json: None,
+    };
+    let whole = TeamShare {
+        cpu_count: 2,
+        memory_mb: 1024,
+    };
+    let resume = async |store: &Store, number: usize, share: TeamShare, most: TeamMost| {
+        let row = &paused[number - 1];
+        let rows = of_node(store, u32::try_from(number).unwrap());
+        let one = (&row.id, &row.team_id);
+        rows.sandbox_resuming_within(one, row.version, &resumption, share, most)
+            .await
+    };
+    let most = TeamMost {
+        sandboxes: Some(2),
+        ..TeamMost::default()
+    };
+    let (one, two, three, four) = tokio::join!(
+        resume(&store, 1, whole, most),
+        resume(&store, 2, whole, most),
+        resume(&store, 3, whole, most),
+        resume(&store, 4, whole, most),
+    );
+    let outcomes = [one, two, three, four].map(Result::unwrap);
+    assert_eq!(
+        outcomes.iter().filter(|outcome| outcome.is_ok()).count(),
+        2,
+        "{outcomes:?}"
+    );
+    for (outcome, before) in outcomes.iter().zip(&paused) {
+        let row = store.sandbox_by_id(&before.id).await.unwrap().unwrap();
+        match outcome {
+            Ok(Change::Applied(applied)) => assert_eq!((&row, row.state), (applied, State::Resuming)),
+            Ok(change) => panic!("{change:?}"),
+            // Whoever comes once two others are there, and one that is kept in memory.
+            Err(used) => {
+                assert_eq!(&row, before);
+                assert_eq!((used.sandboxes, used.cpu_count, used.memory_mb), (2, 4, 3 * 1024));
+            }
+        }
+    }
+    // The memory of the one that is kept in memory counts already, and is not needed again.
+    let full = TeamMost {
+        memory_mb: Some(3 * 1024),
+        ..TeamMost::default()
+    };
+    resume(&store, 5, whole, full).await.unwrap().unwrap_err();
+    let nothing_more = TeamShare { memory_mb: 0, ..whole };
+    let resumed = resume(&store, 6, nothing_more, full).await.unwrap().unwrap();
+    assert!(matches!(resumed, Change::Applied(_)), "{resumed:?}");
+    // Whoever has seen another version is told so, and no limit, and so is a server that has lost its node.
+    let late = resume(&store, 6, nothing_more, TeamMost::default())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(late, Change::Stale);
+    let lost = store.of_node(node_id(2), FIRST_EPOCH + 1);
+    let one = (&paused[4].id, &paused[4].team_id);
+    let lost = lost
+        .sandbox_resuming_within(one, paused[4].version, &resumption, whole, TeamMost::default())
+        .await;
+    assert!(matches!(lost, Err(StoreError::LeaseLost { .. })), "{lost:?}");
+    store.close().await;
 }

@@ -1,0 +1,148 @@
+//! Changes by which a team has one more sandbox that runs, if that is within its limits on all nodes together.
+//!
+//! What a server knows of the nodes of others is some time old, so where there are several, the database decides. It decides about
+//! one after another for each team, so that servers which do it at the same time see each other's. Nobody else acquires the lease of
+//! the node meanwhile: a row that was committed after its next owner has listed the rows would stay without a sandbox.
+
+use model::id::{SandboxId, TeamId};
+use model::lifecycle::row::RowChange;
+
+use super::pause::Resumption;
+use super::{NewSandbox, SandboxRow, TeamMost, TeamUse};
+use crate::Change;
+use crate::error::{StoreError, classify};
+use crate::keys::SealedSecret;
+use crate::nodes::NodeRows;
+use crate::row::Columns;
+use crate::statement::{InTransaction as _, Transaction};
+
+const INSERT: &str = "insert a sandbox";
+
+/// What a sandbox that runs takes of the limits of its team, besides being one.
+#[derive(Debug, Clone, Copy)]
+pub struct TeamShare {
+    /// Its cores.
+    pub cpu_count: u32,
+    /// Its memory, in MiB; none where it is paused in memory, which counts already.
+    pub memory_mb: u32,
+}
+
+impl NodeRows {
+    /// As [`Self::sandbox_insert`], if the sandboxes of the team on all nodes, this one included, are no more than `most`. Otherwise
+    /// nothing is stored, and the answer is what the team has.
+    ///
+    /// # Errors
+    /// As [`Self::sandbox_insert`].
+    pub async fn sandbox_insert_within(
+        &self,
+        new: NewSandbox,
+        most: TeamMost,
+    ) -> Result<Result<SandboxRow, TeamUse>, StoreError> {
+        let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
+        let row = self.sandbox_unstored(new);
+        self.insert_within(row, injections.as_ref(), environment.as_ref(), most)
+            .await
+    }
+
+    /// As [`Self::sandbox_insert_running`], with the condition of [`Self::sandbox_insert_within`].
+    ///
+    /// # Errors
+    /// As [`Self::sandbox_insert`].
+    pub async fn sandbox_insert_running_within(
+        &self,
+        new: NewSandbox,
+        started_us: i64,
+        end_us: i64,
+        agent_version: &str,
+        most: TeamMost,
+    ) -> Result<Result<SandboxRow, TeamUse>, StoreError> {
+        let (injections, environment) = (new.injections_sealed.clone(), new.environment_sealed.clone());
+        let row = self.running(new, started_us, end_us, agent_version)?;
+        self.insert_within(row, injections.as_ref(), environment.as_ref(), most)
+            .await
+    }
+
+    /// As [`Self::sandbox_resuming`], if what the sandbox takes of the limits of its team fits beside what that has on all nodes.
+    /// Otherwise nothing is changed, and the answer is what the team has.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_resuming_within(
+        &self,
+        (id, team): (&SandboxId, &TeamId),
+        version: i64,
+        resumption: &Resumption,
+        share: TeamShare,
+        most: TeamMost,
+    ) -> Result<Result<Change<SandboxRow>, TeamUse>, StoreError> {
+        const CHANGE: RowChange = RowChange::Resuming;
+        let what = super::change::name_of(CHANGE);
+        let query = self.change_query(id, version, CHANGE, |query| resumption.bind(query));
+        let mut tx = match self.begin_within(team, share, most, what).await? {
+            Ok(tx) => tx,
+            Err(used) => return Ok(Err(used)),
+        };
+        let failed = |error: sqlx::Error| classify(&error, "sandbox", what);
+        let changed = query.optional_in(&mut tx).await.map_err(failed)?;
+        tx.commit().await.map_err(failed)?;
+        let row = changed.as_ref().map(Columns::decode).transpose()?;
+        Ok(Ok(self.changed(id, what, row).await?))
+    }
+
+    async fn insert_within(
+        &self,
+        row: SandboxRow,
+        injections: Option<&SealedSecret>,
+        environment: Option<&SealedSecret>,
+        most: TeamMost,
+    ) -> Result<Result<SandboxRow, TeamUse>, StoreError> {
+        let insert = self.insert_query(&row, injections, environment)?;
+        let share = TeamShare {
+            cpu_count: row.cpu_count,
+            memory_mb: row.memory_mb,
+        };
+        let mut tx = match self.begin_within(&row.team_id, share, most, INSERT).await? {
+            Ok(tx) => tx,
+            Err(used) => return Ok(Err(used)),
+        };
+        let failed = |error: sqlx::Error| classify(&error, "sandbox", INSERT);
+        let stored = insert.execute_in(&mut tx).await.map_err(failed)?.rows_affected();
+        tx.commit().await.map_err(failed)?;
+        self.expect_lease(stored, INSERT)?;
+        Ok(Ok(row))
+    }
+
+    /// Begins a transaction in which the team may have this much more; if it may not, the answer is what it has.
+    async fn begin_within(
+        &self,
+        team: &TeamId,
+        share: TeamShare,
+        most: TeamMost,
+        what: &'static str,
+    ) -> Result<Result<Transaction, TeamUse>, StoreError> {
+        let failed = |error: sqlx::Error| classify(&error, "sandbox", what);
+        let mut tx = self.store.db.begin(what).await?;
+        sqlx::query(self.store.db.engine.team_lock())
+            .bind(team.as_str().to_owned())
+            .bind(self.lease_key.clone())
+            .execute_in(&mut tx)
+            .await
+            .map_err(failed)?;
+        let used = sqlx::query(
+            "SELECT COUNT(CASE WHEN state <> 'paused' THEN 1 END) AS sandboxes, \
+             CAST(COALESCE(SUM(CASE WHEN state <> 'paused' THEN cpu_count ELSE 0 END), 0) AS BIGINT) AS cpu_count, \
+             CAST(COALESCE(SUM(CASE WHEN state <> 'paused' OR kept = 'memory' THEN memory_mb ELSE 0 END), 0) AS BIGINT) \
+             AS memory_mb FROM sandboxes WHERE team_id = $1 AND state <> 'gone'",
+        )
+        .bind(team.as_str().to_owned())
+        .all_in(&mut tx)
+        .await
+        .map_err(failed)?;
+        let used: TeamUse = used.first().map(Columns::decode).transpose()?.unwrap_or_default();
+        if most.has_room(used, share) {
+            return Ok(Ok(tx));
+        }
+        tx.commit().await.map_err(failed)?;
+        Ok(Err(used))
+    }
+}

@@ -31,6 +31,8 @@ use crate::stream::{LinkStream, in_parts, read_first, send_last};
 
 /// How long a call may take to arrive once its stream is open.
 const CALL_BOUND: Duration = Duration::from_secs(60);
+/// Longest call that is decoded on the runtime of the connection, in bytes.
+const DECODED_HERE: usize = 64 << 10;
 /// The byte that a caller writes to cancel its call.
 pub(crate) const CANCEL: u8 = 1;
 /// The byte that a subscriber writes for each event that it has used.
@@ -135,14 +137,20 @@ async fn answer(
 ) -> io::Result<()> {
     let (text, rest) = tokio::time::timeout(CALL_BOUND, read_first(&mut body, CALL_MAX)).await??;
     let caller = Caller { body, rest, respond };
-    let call = match serde_json::from_slice(&text) {
+    // A large one takes milliseconds, in which nothing of any sandbox would pass.
+    let decoded = if text.len() <= DECODED_HERE {
+        serde_json::from_slice(&text)
+    } else {
+        let decoding = calls.spawn(async move { serde_json::from_slice(&text) });
+        decoding.await.map_err(io::Error::other)?
+    };
+    let call = match decoded {
         Ok(call) => call,
         Err(error) => {
             let why = format!("this node does not understand the request: {error}");
             return caller.finish(&Err::<(), _>(NodeError::Unsupported(why))).await;
         }
     };
-    drop(text);
     if matches!(call, Call::Dial(..)) {
         return carry_out(node.as_ref(), call, caller).await;
     }

@@ -15,7 +15,8 @@ import httpx
 import pytest
 from e2b import Sandbox
 
-from harness.criu import criu_config, processes
+from harness.counting import count, goes_on, made, memories, memories_of, runs_once
+from harness.criu import criu_config
 from harness.patience import within
 from harness.ports import free_port
 from harness.s3 import Gateway
@@ -27,8 +28,6 @@ METRICS = free_port()
 MOST = 4
 LIMITS = f"[sandbox]\ndisk_mb = 256\n[pool]\nbase = 0\n[capacity]\nmax_sandboxes = {MOST}\n"
 CONFIG = f'metrics_listen = "127.0.0.1:{METRICS}"\n' + LIMITS + criu_config()
-COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
-BLOCK = "head -c 3000000 /dev/urandom > ~/random && sync && md5sum ~/random"
 
 
 @pytest.fixture(scope="module")
@@ -128,34 +127,6 @@ def pause(sandbox: Sandbox, service: Service, memory: bool = True) -> None:
     url = f"{server(service).url}/sandboxes/{sandbox.sandbox_id}/pause"
     paused = httpx.post(url, headers=headers, json={"memory": memory}, timeout=60)
     assert paused.status_code == 204, paused.text
-
-
-def made() -> tuple[Sandbox, str]:
-    """A sandbox with a program that counts, and a file. Traffic resumes it."""
-    sandbox = Sandbox.create(timeout=600, lifecycle={"on_timeout": "pause", "auto_resume": True})
-    sandbox.commands.run(f"setsid sh -c '{COUNT}' >/dev/null 2>&1 & echo $! > /tmp/pid")
-    return sandbox, sandbox.commands.run(BLOCK).stdout
-
-
-def count(sandbox: Sandbox) -> int:
-    return int(until(lambda: sandbox.files.read("/tmp/count").strip(), "it counts"))
-
-
-def goes_on(sandbox: Sandbox, before: int, hash_before: str) -> None:
-    """Its program and its files are what they were, and it runs once."""
-    assert sandbox.commands.run("kill -0 $(cat /tmp/pid) && echo alive").stdout == "alive\n"
-    assert sandbox.commands.run("md5sum ~/random").stdout == hash_before
-    until(lambda: count(sandbox) > before, "it counts further")
-
-
-def runs_once(sandbox: Sandbox) -> None:
-    agents = []
-    for pid in processes(sandbox):
-        # What it counts with ends all the time.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if "agent" in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
-                agents.append(pid)
-    assert len(agents) == 1, agents
 
 
 def test_processes_go_on_on_another_node_when_theirs_is_lost(service: Service, gateway: Gateway) -> None:
@@ -398,14 +369,6 @@ def test_a_copy_that_was_changed_is_refused_and_outlives_a_node_that_is_forgotte
     for name in ("link.json", "node.json"):
         (lost.node_dir / name).unlink(missing_ok=True)
     lost.join(server(service))
-
-
-def memories(gateway: Gateway) -> list[Path]:
-    return [Path(folder) / name for folder, _, names in os.walk(gateway.objects / "memories") for name in names]
-
-
-def memories_of(node: Node) -> list[str]:
-    return [path.name for path in (node.node_dir / "memories").iterdir()]
 
 
 def test_a_snapshot_goes_on_with_its_processes_on_another_node(service: Service, gateway: Gateway) -> None:

@@ -50,6 +50,7 @@ use self::links::{Elsewhere, SignedLinks};
 use self::malformed::{ErrorBodyStream, ResponseState};
 use crate::api::ApiAddress;
 use crate::authentication::Authenticator;
+use crate::builds::Builds;
 use crate::dashboard::{self, Dashboard, Visit};
 use crate::metrics::Metrics;
 use crate::peers::{ClientPeer, PeerRates};
@@ -106,6 +107,8 @@ pub(crate) struct GatewayServices {
     pub(crate) store: Store,
     /// The sandboxes, which traffic may resume.
     pub(crate) sandboxes: Arc<Sandboxes>,
+    /// The builds, which keep what children of forks are started from.
+    pub(crate) builds: Arc<Builds>,
     /// The sandboxes and the credentials that their traffic requires.
     pub(crate) registry: Arc<Registry>,
     pub(crate) metrics: Arc<Metrics>,

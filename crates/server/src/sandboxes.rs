@@ -42,7 +42,7 @@ pub(crate) mod unrecorded;
 pub(crate) mod work;
 mod write;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use model::id::{NodeId, SandboxId};
@@ -53,6 +53,7 @@ use store::error::StoreError;
 use store::sandboxes::SandboxRow;
 
 use self::entry::SandboxEntry;
+use self::fork::peers::ForkPeers;
 use self::policy::Policies;
 use self::tracked::Tracked;
 use self::unrecorded::Recording;
@@ -90,6 +91,8 @@ pub(crate) struct Sandboxes {
     pub(crate) repositories: Repositories,
     /// Copies of those that are paused; none where they are on their nodes alone.
     pub(crate) parcels: Option<Arc<Parcels>>,
+    /// The other servers, on whose nodes children of forks can be; none where this one works alone.
+    pub(crate) fork_peers: OnceLock<Arc<dyn ForkPeers>>,
     pub(crate) clock: Clock,
     /// Work that a request started and that outlives it.
     pub(crate) work: Arc<Work>,

@@ -39,6 +39,7 @@ pub use crate::others::OthersError;
 use crate::records::Records;
 use crate::sandboxes::Sandboxes;
 pub use crate::sandboxes::adopt::AdoptError;
+use crate::sandboxes::fork::peers::ForkPeers;
 use crate::sandboxes::idempotency::Claims;
 use crate::sessions::NodeSessions;
 use crate::settings::ServerSettings;
@@ -110,7 +111,7 @@ impl Server {
             is_apart: false,
         };
         let served = keeper.session(rows, node, can, CancellationToken::new(), &TaskTracker::new());
-        let taken = async {
+        let taken = Box::pin(async {
             let events = served.handle.subscribe().await.map_err(StartError::Subscribe)?;
             background.admission.check_names().await.map_err(AdoptError::from)?;
             keeper.take_over(&served).await?;
@@ -118,7 +119,7 @@ impl Server {
             // Only now is it known which create requests succeeded.
             background.claims.settle_all().await.map_err(AdoptError::from)?;
             Ok::<_, StartError>(events)
-        };
+        });
         let events = match taken.await {
             Ok(events) => events,
             Err(error) => {
@@ -173,6 +174,8 @@ impl Server {
             let forwarding = Forwarding::new(others, &connections, &server.tasks.streams, &server.tasks.abort);
             let forwarding = Arc::new(forwarding);
             let _ = server.operator.forwarding.set(Arc::clone(&forwarding));
+            let peers: Arc<dyn ForkPeers> = Arc::<Forwarding>::clone(&forwarding);
+            let _ = background.sandboxes.fork_peers.set(peers);
             server.gateway.forward_with(forwarding);
             background.builds.share_with(Arc::clone(others));
             let from_others = FromOthers::new(

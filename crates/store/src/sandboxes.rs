@@ -7,6 +7,7 @@
 //! A row belongs to its node: only [`NodeRows`] changes it, and other nodes do not find it.
 
 mod change;
+mod limits;
 mod page;
 mod parcel;
 mod pause;
@@ -22,66 +23,19 @@ use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, State};
 
 use self::change::update_settings;
+pub use self::limits::{TeamMost, TeamShare, TeamUse};
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
 pub use self::parcel::{Leaving, Move, ParcelRow};
 pub use self::pause::{Pause, Resumption};
 pub use self::row::SandboxRow;
 use self::row::columns;
 use self::spawned::count_spawned;
-pub use self::within::TeamShare;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::{NodeRows, held};
 use crate::row::{Columns, FromColumns, storable};
 use crate::statement::{InTransaction as _, Query};
 use crate::{Change, Store};
-
-/// What the sandboxes of a team may be together; none where there is no limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TeamMost {
-    /// How many may run.
-    pub sandboxes: Option<u32>,
-    /// Their cores.
-    pub cpu_count: Option<u32>,
-    /// Their memory, in MiB.
-    pub memory_mb: Option<u32>,
-}
-
-/// What the sandboxes of a team on all nodes are together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TeamUse {
-    /// How many run.
-    pub sandboxes: u64,
-    /// Their cores.
-    pub cpu_count: u64,
-    /// Their memory, in MiB, with that of those that are paused in memory.
-    pub memory_mb: u64,
-}
-
-impl TeamMost {
-    /// Whether another sandbox fits beside what is used. What it does not need is not compared: a limit may have been lowered.
-    fn has_room(self, used: TeamUse, share: TeamShare) -> bool {
-        let fits = |most: Option<u32>, used: u64, needed: u32| {
-            needed == 0 || most.is_none_or(|most| used.saturating_add(needed.into()) <= u64::from(most))
-        };
-        fits(self.sandboxes, used.sandboxes, 1)
-            && fits(self.cpu_count, used.cpu_count, share.cpu_count)
-            && fits(self.memory_mb, used.memory_mb, share.memory_mb)
-    }
-}
-
-impl FromColumns for TeamUse {
-    const TABLE: &'static str = "sandboxes";
-
-    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
-        let number = |column| u64::try_from(columns.int(column)?).map_err(|_| columns.corrupt(column));
-        Ok(Self {
-            sandboxes: number("sandboxes")?,
-            cpu_count: number("cpu_count")?,
-            memory_mb: number("memory_mb")?,
-        })
-    }
-}
 
 /// A sandbox to create.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -36,7 +36,7 @@ impl Drop for PendingMemory<'_> {
 
 impl Builds {
     /// Expects the memory of a snapshot, until the result is dropped.
-    pub(super) fn expect_memory(&self, build: &BuildId) -> PendingMemory<'_> {
+    pub(crate) fn expect_memory(&self, build: &BuildId) -> PendingMemory<'_> {
         self.pending_memories.lock().insert(build.clone());
         PendingMemory {
             builds: self,
@@ -112,7 +112,7 @@ impl Builds {
             match self.node.remove_memory(&memory.build).await {
                 Ok(()) => {
                     tracing::info!(build.id = %memory.build, bytes = memory.bytes, "removed the memory of a snapshot");
-                    self.remove_copy(memory.build).await;
+                    self.remove_unused_copy(memory.build).await;
                 }
                 Err(error) => {
                     tracing::error!(build.id = %memory.build, error = %Chain(&error), "cannot remove the memory of a snapshot");
@@ -121,12 +121,21 @@ impl Builds {
         }
     }
 
-    /// Removes the copy of a memory that is not there any more. What fails is found by the next round of all objects.
-    async fn remove_copy(&self, build: BuildId) {
+    /// Removes the copy of a memory that is not there any more, unless another server still uses it for a fork. What fails is found by
+    /// the next round of all objects.
+    async fn remove_unused_copy(&self, build: BuildId) {
         let Some(stored) = self.node.stored() else { return };
-        let of = CopyOf::Memory(build);
-        if let Err(error) = stored.blobs.delete_of(&of).await {
-            tracing::warn!(build.id = %of, error = %Chain(&error), "cannot remove the copy of the memory of a snapshot yet");
+        let removed = match self.rows.store().memory(&build).await {
+            Ok(Some(_)) => return,
+            Ok(None) => stored
+                .blobs
+                .delete_of(&CopyOf::Memory(build.clone()))
+                .await
+                .map_err(|error| Chain(&error).to_string()),
+            Err(error) => Err(Chain(&error).to_string()),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(build.id = %build, error, "cannot remove the copy of the memory of a snapshot yet");
         }
     }
 

@@ -397,6 +397,9 @@ impl Gateway {
                 )
                 .map(Body::new);
         };
+        if head.is_fork {
+            return self.answer_fork(Request::from_parts(parts, body)).await;
+        }
         if head.is_operator {
             return self.answer_operator(Request::from_parts(parts, body), &head).await;
         }
@@ -424,6 +427,30 @@ impl Gateway {
         let answered = if is_here && !is_refused { HERE } else { NOT_HERE };
         // Also in place of what a program in a sandbox has sent.
         response.headers_mut().insert(ANSWERED, answered);
+        response
+    }
+
+    /// Starts children of a fork for another server. As with [`Self::answer_operator`], the head is believed on streams that only a
+    /// server can open, and no client can ask for that.
+    async fn answer_fork(&self, request: Request<ClientBody>) -> Response<Body> {
+        if !self.is_ready() {
+            return self.proxy_answer(&request, &Answer::Unavailable);
+        }
+        // A server that is being stopped waits for it.
+        let _answering = self.requests.token();
+        let (parts, body) = request.into_parts();
+        let wanted = match read_limited(&parts.headers, Body::new(body), BODY_MAX_BYTES).await {
+            Ok(text) => serde_json::from_slice(&text),
+            Err(error) => return error.into_response(),
+        };
+        let mut response = match wanted {
+            Ok(wanted) => {
+                let started = self.services.sandboxes.fork_for_other(&self.services.builds, wanted);
+                axum::Json(started.await).into_response()
+            }
+            Err(error) => ApiError::invalid(format!("what is wanted of a fork: {error}")).into_response(),
+        };
+        response.headers_mut().insert(ANSWERED, HERE);
         response
     }
 

@@ -1,5 +1,6 @@
 //! What a forwarded request is, and how it reaches another server.
 
+mod forks;
 pub(super) mod to_others;
 
 use std::fmt;
@@ -55,6 +56,10 @@ pub(super) struct Head {
     /// sandbox as `owner` asks.
     #[serde(default)]
     pub(super) is_operator: bool,
+    /// Whether a server asks for children of a fork on the nodes of the other one. A server that does not know this field yet finds
+    /// no such path in its API.
+    #[serde(default)]
+    pub(super) is_fork: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -239,6 +244,7 @@ impl Head {
             is_tls: client.is_tls,
             owner: None,
             is_operator: false,
+            is_fork: false,
         }
     }
 

@@ -8,16 +8,21 @@
 //! the certificate authority of its parent: programs that run in it have read that certificate and trust no other. The seed
 //! of an authority is derived from an id, so the row names the sandbox and has no secret.
 //!
-//! Where the node of the parent has no room for all children, or drains, others get some ([`spread`]).
+//! Where the node of the parent has no room for all children, or drains, others get some ([`spread`]), also those of other servers
+//! ([`elsewhere`]).
 //!
 //! Runs on a task of its own, as a create. Until the node has answered, rows of children are in state "creating": a crash
 //! before that leaves no child, and the parent runs.
 
+mod elsewhere;
+pub(crate) mod peers;
 mod spread;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use model::id::{SandboxId, UserId};
 use model::lifecycle::State;
 use model::lifecycle::command::{Command, Refusal};
@@ -27,6 +32,7 @@ use protocol::node::{Boot, ForkSandbox, ForkedSandbox, NodeError, StartedSandbox
 use store::error::StoreError;
 use store::sandboxes::{NewSandbox, SandboxRow};
 
+use self::peers::NotStarted;
 use super::Sandboxes;
 use super::backoff::TooEarly;
 use super::change::ChangeError;
@@ -48,6 +54,9 @@ use crate::seal::SealError;
 
 /// How long the node may take to copy a sandbox and to start its children. The sandbox cannot be changed meanwhile.
 const FORK_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
+/// Children that are prepared at the same time. Each waits for its node and for the database, while its parent waits for all of them.
+const PREPARED: usize = 8;
 
 /// How a sandbox is forked.
 #[derive(Debug)]
@@ -118,6 +127,41 @@ pub(crate) enum ChildError {
     Admission(#[from] AdmissionError),
     #[error(transparent)]
     Create(#[from] CreateError),
+    /// Another server was to start it.
+    #[error(transparent)]
+    Elsewhere(#[from] NotStarted),
+}
+
+impl ChildError {
+    /// Whether the nodes that were tried had no room for it, and nothing was begun.
+    fn lacks_room(&self) -> bool {
+        matches!(
+            self,
+            Self::Admission(AdmissionError::NoCapacity { .. })
+                | Self::Create(CreateError::NoCapacity { .. } | CreateError::Draining)
+                | Self::Elsewhere(NotStarted::NoRoom)
+        )
+    }
+
+    /// Whether its team has as many sandboxes as it may.
+    fn is_over_quota(&self) -> bool {
+        matches!(
+            self,
+            Self::Admission(AdmissionError::OverQuota(_))
+                | Self::Create(CreateError::OverQuota(_))
+                | Self::Elsewhere(NotStarted::OverQuota(_))
+        )
+    }
+
+    fn outcome(&self) -> CreateOutcome {
+        match self {
+            error if error.is_over_quota() => CreateOutcome::Limited,
+            Self::Create(CreateError::Busy { team_limit: Some(_) }) => CreateOutcome::Limited,
+            Self::Create(CreateError::Busy { .. }) => CreateOutcome::NoCapacity,
+            error if error.lacks_room() => CreateOutcome::NoCapacity,
+            _ => CreateOutcome::Failed,
+        }
+    }
 }
 
 /// What became of each child.
@@ -140,6 +184,24 @@ struct Child {
     entry: Arc<SandboxEntry>,
     /// The request to a node that is not that of its parent.
     sent: Option<Sent>,
+}
+
+/// The children for which no node of this server has room.
+struct Left {
+    /// The sandbox that is forked.
+    parent: SandboxId,
+    ids: Vec<SandboxId>,
+    user: UserId,
+    timeout_s: u32,
+}
+
+/// What became of the children of a fork.
+#[derive(Default)]
+struct Started {
+    /// Of those on nodes of this server, in their order.
+    here: Vec<Result<StartedSandbox, NodeError>>,
+    /// Of the others.
+    elsewhere: HashMap<SandboxId, Result<SandboxRow, ChildError>>,
 }
 
 /// Why none of the children was started.
@@ -207,22 +269,34 @@ impl Sandboxes {
         // Whoever pauses or forks it waits.
         let turn = entry.turn_of(Command::Fork).await;
         turn.check(Command::Fork)?;
-        if entry.node.is_draining() && self.nodes_to_spread_to(&entry.node, ANYWHERE).is_empty() {
+        let is_elsewhere = self.can_fork_elsewhere(&entry.node);
+        let is_only_node = || self.nodes_to_spread_to(Some(&entry.node), ANYWHERE).is_empty() && !is_elsewhere;
+        if entry.node.is_draining() && is_only_node() {
             return Err(ForkError::Draining);
         }
         turn.check_attempt(Attempt::Fork, self.clock.now_us())?;
         let parent = self.parent(&entry.id).await?;
-        let mut children = Vec::with_capacity(request.ids.len());
-        for id in &request.ids {
-            children.push(self.prepare_child(&entry.node, &parent, id, &request).await);
-        }
+        let children = self.prepare_children(Some(&entry.node), &parent, &request).await;
+        let lacks_room =
+            |child: &Result<_, ChildError>| is_elsewhere && child.as_ref().is_err_and(ChildError::lacks_room);
+        let without_room = request.ids.iter().zip(&children).filter(|(_, child)| lacks_room(child));
+        let left = Left {
+            parent: entry.id.clone(),
+            ids: without_room.map(|(id, _)| id.clone()).collect(),
+            user: request.user.clone(),
+            timeout_s: request.timeout_s,
+        };
         let placed = || children.iter().flatten();
-        let started = if placed().any(|child| !Arc::ptr_eq(&child.entry.node, &entry.node)) {
-            Box::pin(self.fork_spread(builds, turn, &parent, placed().collect())).await
+        let is_spread = placed().any(|child| !Arc::ptr_eq(&child.entry.node, &entry.node)) || !left.ids.is_empty();
+        let started = if is_spread {
+            Box::pin(self.fork_spread(builds, turn, &parent, placed().collect(), left)).await
         } else {
             let started = self.fork_at_home(&turn, &parent, placed().collect()).await;
             drop(turn);
-            started
+            started.map(|here| Started {
+                here,
+                ..Started::default()
+            })
         };
         let started = match started {
             Ok(started) => started,
@@ -241,7 +315,39 @@ impl Sandboxes {
                 });
             }
         };
-        self.note_started(entry, &started);
+        let Started { here, mut elsewhere } = started;
+        self.note_started(entry, &here);
+        let mut results = self.announce_children(&parent, children, here, request.timeout_s).await;
+        for (result, id) in results.iter_mut().zip(&request.ids) {
+            // What another server has created is in its figures.
+            let outcome = match (&*result, elsewhere.remove(id)) {
+                (_, Some(Ok(row))) => {
+                    *result = Ok(row);
+                    continue;
+                }
+                (_, Some(Err(error))) => {
+                    let outcome = error.outcome();
+                    *result = Err(error);
+                    outcome
+                }
+                (Ok(_), None) => CreateOutcome::Created,
+                (Err(error), None) => error.outcome(),
+            };
+            self.tracked.metrics.create(outcome);
+        }
+        let count = results.iter().filter(|result| result.is_ok()).count();
+        self.tracked.log(&entry.id, &LifecycleEvent::Forked(count));
+        Ok(results)
+    }
+
+    /// Stores and announces the children that run, and removes what there is of the others. Returns what became of each of them.
+    async fn announce_children(
+        self: &Arc<Self>,
+        parent: &Parent,
+        children: Vec<Result<Child, ChildError>>,
+        started: Vec<Result<StartedSandbox, NodeError>>,
+        timeout_s: u32,
+    ) -> Children {
         let mut started = started.into_iter();
         let mut results = Vec::with_capacity(children.len());
         for child in children {
@@ -250,29 +356,13 @@ impl Sandboxes {
                 Ok(child) => {
                     let started = started.next();
                     let started = started.unwrap_or_else(|| Err(NodeError::failed("the node has left out a fork")));
-                    let announced = self.announce_child(&parent, child, started, request.timeout_s).await;
+                    let announced = self.announce_child(parent, child, started, timeout_s).await;
                     announced.map_err(ChildError::from)
                 }
             };
-            self.tracked.metrics.create(match &result {
-                Ok(_) => CreateOutcome::Created,
-                Err(
-                    ChildError::Admission(AdmissionError::OverQuota(_)) | ChildError::Create(CreateError::OverQuota(_)),
-                ) => CreateOutcome::Limited,
-                Err(ChildError::Create(CreateError::Busy { team_limit: Some(_) })) => CreateOutcome::Limited,
-                Err(
-                    ChildError::Admission(_)
-                    | ChildError::Create(
-                        CreateError::NoCapacity { .. } | CreateError::Draining | CreateError::Busy { .. },
-                    ),
-                ) => CreateOutcome::NoCapacity,
-                Err(ChildError::Create(_)) => CreateOutcome::Failed,
-            });
             results.push(result);
         }
-        let count = results.iter().filter(|result| result.is_ok()).count();
-        self.tracked.log(&entry.id, &LifecycleEvent::Forked(count));
-        Ok(results)
+        results
     }
 
     /// Has a sandbox of which no copy could be started not be copied again for a while.
@@ -330,34 +420,45 @@ impl Sandboxes {
         })
     }
 
-    /// Reserves what a child needs, on the node of its parent or else on another one, and stores its row.
+    /// Does [`Self::prepare_child`] for all children, and returns what became of each.
+    async fn prepare_children(
+        &self,
+        home: Option<&Arc<ServedNode>>,
+        parent: &Parent,
+        request: &ForkRequest,
+    ) -> Vec<Result<Child, ChildError>> {
+        let mut children = Vec::with_capacity(request.ids.len());
+        for id in &request.ids {
+            children.push(self.prepare_child(home, parent, id, request));
+        }
+        let prepared = futures_util::stream::iter(children);
+        prepared.buffered(PREPARED).collect().await
+    }
+
+    /// Reserves what a child needs, on the node of its parent or else on another one, and stores its row. The node of its parent is
+    /// none if another server has that.
     async fn prepare_child(
         &self,
-        home: &Arc<ServedNode>,
+        home: Option<&Arc<ServedNode>>,
         parent: &Parent,
         id: &SandboxId,
         request: &ForkRequest,
     ) -> Result<Child, ChildError> {
         let share = ResourceUse::one_sandbox(parent.row.cpu_count, parent.row.memory_mb);
         let reservation = Arc::new(request.quota.reserve(share).map_err(AdmissionError::from)?);
-        let at_home = if home.is_draining() {
-            None
-        } else {
-            Some(home.pool.admit(id, &reservation).await)
+        let at_home = match home.filter(|home| !home.is_draining()) {
+            Some(home) => match home.pool.admit(id, &reservation).await {
+                Ok(admission) => Ok((Arc::clone(home), admission, None)),
+                Err(error @ AdmissionError::OverQuota(_)) => return Err(error.into()),
+                Err(error) => Err(error.into()),
+            },
+            None => Err(ChildError::from(CreateError::Draining)),
         };
         let (node, admission, sent) = match at_home {
-            Some(Ok(admission)) => (Arc::clone(home), admission, None),
-            Some(Err(error @ AdmissionError::OverQuota(_))) => return Err(error.into()),
-            full @ (Some(Err(AdmissionError::NoCapacity { .. })) | None) => {
-                match self.admit_elsewhere(home, parent, id, &reservation).await {
-                    Some((node, admission, sent)) => (node, admission, sent),
-                    None => {
-                        return Err(match full {
-                            Some(Err(error)) => error.into(),
-                            _ => CreateError::Draining.into(),
-                        });
-                    }
-                }
+            Ok(admitted) => admitted,
+            Err(error) => {
+                let admitted = self.admit_elsewhere(home, parent, id, &reservation).await;
+                admitted.ok_or(error)?
             }
         };
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;

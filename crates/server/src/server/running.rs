@@ -1,6 +1,6 @@
 //! The second part of a server: its nodes, and what runs on them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use protocol::node::NodeApi;
@@ -112,6 +112,7 @@ impl Running {
                     work: tasks.work.clone(),
                 },
             ),
+            fork_peers: OnceLock::new(),
             parcels: parcels(stored, settings),
             clock: stored.clock.clone(),
             work,

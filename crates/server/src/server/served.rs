@@ -82,6 +82,7 @@ impl Served {
         let services = GatewayServices {
             store: stored.store.clone(),
             sandboxes: Arc::clone(&running.sandboxes),
+            builds: Arc::clone(&running.builds),
             registry: Arc::clone(&running.registry),
             metrics: Arc::clone(&stored.metrics),
             dashboard,

@@ -7,8 +7,10 @@
 use model::id::{SandboxId, TeamId};
 use model::lifecycle::row::RowChange;
 
+use super::NewSandbox;
+use super::limits::{TeamMost, TeamShare, TeamUse};
 use super::pause::Resumption;
-use super::{NewSandbox, SandboxRow, TeamMost, TeamUse};
+use super::row::SandboxRow;
 use crate::Change;
 use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
@@ -17,15 +19,6 @@ use crate::row::Columns;
 use crate::statement::{InTransaction as _, Transaction};
 
 const INSERT: &str = "insert a sandbox";
-
-/// What a sandbox that runs takes of the limits of its team, besides being one.
-#[derive(Debug, Clone, Copy)]
-pub struct TeamShare {
-    /// Its cores.
-    pub cpu_count: u32,
-    /// Its memory, in MiB; none where it is paused in memory, which counts already.
-    pub memory_mb: u32,
-}
 
 impl NodeRows {
     /// As [`Self::sandbox_insert`], if the sandboxes of the team on all nodes, this one included, are no more than `most`. Otherwise

@@ -19,6 +19,7 @@ use crate::api::state::ApiState;
 use crate::ids::new_sandbox_id;
 use crate::sandboxes::backoff::TooEarly;
 use crate::sandboxes::change::ChangeError;
+use crate::sandboxes::fork::peers::NotStarted;
 use crate::sandboxes::fork::{ChildError, ForkError, ForkRequest};
 
 /// Retry interval for a host without space, or that is busy with other forks, in seconds.
@@ -191,6 +192,17 @@ impl From<ChildError> for ApiError {
         match error {
             ChildError::Admission(error) => error.into(),
             ChildError::Create(error) => error.into(),
+            ChildError::Elsewhere(error) => error.into(),
+        }
+    }
+}
+
+impl From<NotStarted> for ApiError {
+    fn from(error: NotStarted) -> Self {
+        match error {
+            NotStarted::NoRoom => Self::no_capacity(BUSY_AFTER_S),
+            NotStarted::OverQuota(why) => Self::new(StatusCode::TOO_MANY_REQUESTS, why).should_retry(false),
+            NotStarted::Failed(why) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, why),
         }
     }
 }

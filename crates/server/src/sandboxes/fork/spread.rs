@@ -10,8 +10,8 @@
 //! and a row its copy. A server that is lost leaves both; the memory is removed by the next one that lists what the nodes have, and
 //! the copy by a later round over all objects.
 //!
-//! Children are on nodes of this server alone. Where a node lacks the processors or the kernel that the processes need, the children
-//! there fail, and the others run.
+//! Where the nodes of this server have no room for all of them either, those of others have some ([`super::elsewhere`]). Where a node
+//! lacks the processors or the kernel that the processes need, the children there fail, and the others run.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use store::snapshots::MemoryRow;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Child, FORK_TIMEOUT, ForkError, NotForked, Parent};
+use super::{Child, FORK_TIMEOUT, ForkError, Left, NotForked, Parent, Started};
 use crate::admission::Admission;
 use crate::admission::quota::Reservation;
 use crate::builds::Builds;
@@ -36,35 +36,46 @@ use crate::sandboxes::entry::Turn;
 use crate::sandboxes::pause::within;
 
 /// Children of one fork that are started at the same time. Each node restores a few, and the others wait for their turns.
-const STARTS: usize = 4;
+pub(super) const STARTS: usize = 4;
 
 /// What all children are started from.
-struct Memory<'a> {
-    parcels: &'a Arc<Parcels>,
-    home: &'a Arc<ServedNode>,
-    row: MemoryRow,
+pub(super) struct Memory<'a> {
+    pub(super) parcels: &'a Arc<Parcels>,
+    /// The node that has made it; none if another server has that.
+    pub(super) home: Option<&'a Arc<ServedNode>>,
+    pub(super) row: MemoryRow,
     /// The image below the files of the parent.
-    image: Image,
+    pub(super) image: Image,
     /// When a node must have it. The row is deleted as that of a lost server long after.
-    until: Instant,
+    pub(super) until: Instant,
+}
+
+impl Memory<'_> {
+    fn is_of(&self, node: &Arc<ServedNode>) -> bool {
+        self.home.is_some_and(|home| Arc::ptr_eq(home, node))
+    }
 }
 
 impl Sandboxes {
-    /// The nodes besides that of a sandbox on which children of it can be, the best first.
-    pub(super) fn nodes_to_spread_to(&self, home: &Arc<ServedNode>, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
-        let can = |node: &ServedNode| node.copies_memories && node.writes_processes;
-        if self.parcels.is_none() || !can(home) {
+    /// Whether children of a sandbox on this node can be on other nodes.
+    pub(super) fn can_spread_from(&self, home: &ServedNode) -> bool {
+        self.parcels.is_some() && can_spread(home)
+    }
+
+    /// The nodes besides that of a sandbox on which children of it can be, the best first. The node is none if another server has it.
+    pub(super) fn nodes_to_spread_to(&self, home: Option<&Arc<ServedNode>>, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
+        if self.parcels.is_none() || !home.is_none_or(|home| can_spread(home)) {
             return Vec::new();
         }
         let mut nodes = self.nodes.choose(needs);
-        nodes.retain(|node| !Arc::ptr_eq(node, home) && can(node));
+        nodes.retain(|node| !home.is_some_and(|home| Arc::ptr_eq(node, home)) && can_spread(node));
         nodes
     }
 
     /// Reserves what a child needs on another node than that of its parent; none if no other one has room.
     pub(super) async fn admit_elsewhere(
         &self,
-        home: &Arc<ServedNode>,
+        home: Option<&Arc<ServedNode>>,
         parent: &Parent,
         id: &SandboxId,
         reservation: &Arc<Reservation>,
@@ -83,14 +94,16 @@ impl Sandboxes {
         None
     }
 
-    /// Copies a sandbox, and starts these children from the copy, each on its node. The sandbox can be changed again once it is copied.
+    /// Copies a sandbox, and starts these children from the copy, each on its node, and has other servers start those for which there is
+    /// none. The sandbox can be changed again once it is copied.
     pub(super) async fn fork_spread(
         self: &Arc<Self>,
         builds: &Builds,
         turn: Turn<'_>,
         parent: &Parent,
         children: Vec<&Child>,
-    ) -> Result<Vec<Result<StartedSandbox, NodeError>>, NotForked> {
+        left: Left,
+    ) -> Result<Started, NotForked> {
         let failed = || NotForked::Begun(NodeError::failed("there is no memory for forks"));
         let (entry, parcels) = (Arc::clone(&*turn), self.parcels.clone().ok_or_else(failed)?);
         let home = Arc::clone(&entry.node);
@@ -112,7 +125,7 @@ impl Sandboxes {
         let _kept = kept.map_err(NotForked::Begun)?;
         let memory = Memory {
             parcels: &parcels,
-            home: &home,
+            home: Some(&home),
             row: MemoryRow {
                 build,
                 team: entry.team.clone(),
@@ -127,7 +140,7 @@ impl Sandboxes {
             .fork_memory_insert(&memory.row, self.clock.now_us())
             .await?;
         let nodes = children.iter().map(|child| Arc::clone(&child.entry.node)).collect();
-        let started = self.start_spread(&memory, forked, nodes).await;
+        let started = self.start_spread(&memory, &home, forked, nodes, &left).await;
         // Before the guard: who finds no row removes what is stored without one.
         if let Err(error) = self.store().fork_memory_delete(&memory.row.build).await {
             tracing::warn!(sandbox.id = %entry.id, error = %Chain(&error), "cannot delete the row of a fork's memory, a later round does");
@@ -138,37 +151,46 @@ impl Sandboxes {
     async fn start_spread(
         self: &Arc<Self>,
         memory: &Memory<'_>,
+        home: &Arc<ServedNode>,
         forked: Vec<ForkedSandbox>,
         nodes: Vec<Arc<ServedNode>>,
-    ) -> Vec<Result<StartedSandbox, NodeError>> {
+        left: &Left,
+    ) -> Started {
         let copied = tokio::select! {
             biased;
             () = self.work.stopping().cancelled() => Err(NodeError::Cancelled),
-            () = memory.home.over.cancelled() => Err(NodeError::Away),
-            copied = tokio::time::timeout_at(memory.until, self.copy_fork_memory(memory)) => match copied {
+            () = home.over.cancelled() => Err(NodeError::Away),
+            copied = tokio::time::timeout_at(memory.until, self.copy_fork_memory(memory, home)) => match copied {
                 Ok(copied) => copied.map_err(NodeError::from),
                 Err(_) => Err(NodeError::Unavailable("its memory could not be copied to the blob store in time".to_owned())),
             },
         };
         if let Err(error) = &copied {
-            tracing::warn!(node.id = %memory.home.id(), error = %Chain(error), "cannot copy the memory of a fork to the blob store, only children on its node are started");
+            tracing::warn!(node.id = %home.id(), error = %Chain(error), "cannot copy the memory of a fork to the blob store, only children on its node are started");
         }
         let starts = forked.into_iter().zip(nodes).map(|(forked, node)| {
-            let copied = if Arc::ptr_eq(&node, memory.home) {
-                Ok(())
-            } else {
-                copied.clone()
-            };
+            let copied = if memory.is_of(&node) { Ok(()) } else { copied.clone() };
             async move {
                 copied?;
                 self.start_child(memory, forked, &node).await
             }
         });
-        futures_util::stream::iter(starts).buffered(STARTS).collect().await
+        let here = futures_util::stream::iter(starts).buffered(STARTS).collect();
+        let elsewhere = async {
+            match &copied {
+                Ok(()) => self.fork_elsewhere(memory, left).await,
+                Err(error) => {
+                    let failed = |id: &SandboxId| (id.clone(), Err(self.not_started(error.clone()).into()));
+                    left.ids.iter().map(failed).collect()
+                }
+            }
+        };
+        let (here, elsewhere) = tokio::join!(here, elsewhere);
+        Started { here, elsewhere }
     }
 
-    async fn copy_fork_memory(&self, memory: &Memory<'_>) -> Result<(), ParcelError> {
-        let Memory { parcels, home, row, .. } = memory;
+    async fn copy_fork_memory(&self, memory: &Memory<'_>, home: &Arc<ServedNode>) -> Result<(), ParcelError> {
+        let Memory { parcels, row, .. } = memory;
         let _turn = parcels.upload_turn(&Some(row.team.clone())).await;
         let copied = self.copy_memory(parcels, home, row).await;
         let outcome = match &copied {
@@ -181,14 +203,14 @@ impl Sandboxes {
     }
 
     /// Starts a child on a node, to which the memory is brought before.
-    async fn start_child(
+    pub(super) async fn start_child(
         self: &Arc<Self>,
         memory: &Memory<'_>,
         forked: ForkedSandbox,
         node: &Arc<ServedNode>,
     ) -> Result<StartedSandbox, NodeError> {
         let (build, payer) = (&memory.row.build, Some(memory.row.team.clone()));
-        if !Arc::ptr_eq(node, memory.home) {
+        if !memory.is_of(node) {
             let mut ended = self.begin_to_bring(Arc::clone(memory.parcels), node, &payer, build);
             // What brings it ends with the session of the node, and with the server; what comes too late, the next round removes.
             let brought = async { ended.wait_for(|ended| *ended).await.map(|_| ()) };
@@ -229,4 +251,9 @@ impl Sandboxes {
         }
         Ok(started)
     }
+}
+
+/// Whether a node can start children of a sandbox on another one, and the other way round.
+fn can_spread(node: &ServedNode) -> bool {
+    node.copies_memories && node.writes_processes
 }

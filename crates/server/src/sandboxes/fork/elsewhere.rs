@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The other server reads everything about the parent from the database, as this one does, and takes the limits of the team once
-//! more: all that it is told are ids, the length of life, and the image. It answers for each child. If the answer is lost, its
-//! children may run: they are listed, and end at their timeouts.
+//! more: all that it is told are ids, the length of life, and the image. It answers for each child. If the answer is lost, those run
+//! that are stored, and others may: they are listed, and end at their timeouts.
 //!
 //! Nothing is asked before there is the memory, so nothing is begun for a sandbox that cannot be copied.
 
@@ -22,7 +22,7 @@ use protocol::node::NodeError;
 use store::sandboxes::SandboxRow;
 use tokio::time::Instant;
 
-use super::peers::{Asked, ChildrenWanted, NotStarted};
+use super::peers::{Asked, ChildrenWanted, ForkPeers, NotStarted};
 use super::spread::{Memory, STARTS};
 use super::{ChildError, FORK_TIMEOUT, ForkError, ForkRequest, Left};
 use crate::builds::Builds;
@@ -33,6 +33,9 @@ use crate::sandboxes::Sandboxes;
 
 /// How many servers are asked at most.
 const ASKED: usize = 3;
+
+/// A child, and what its server has said of it.
+type Answer = (SandboxId, Result<(), NotStarted>);
 
 /// Deals ids to so many in turn.
 fn deal(ids: &[SandboxId], count: usize) -> Vec<Vec<SandboxId>> {
@@ -59,41 +62,14 @@ impl Sandboxes {
         let Some(peers) = self.fork_peers.get() else {
             return HashMap::new();
         };
-        let parent = &left.parent;
         let mut servers = peers.with_room();
         servers.truncate(ASKED);
-        let ask = async |server: &Arc<ServerLink>, ids: Vec<SandboxId>| {
-            if ids.is_empty() {
-                return Vec::new();
-            }
-            let wanted = ChildrenWanted {
-                parent: parent.clone(),
-                user: left.user.clone(),
-                timeout_s: left.timeout_s,
-                memory: memory.row.build.clone(),
-                image: memory.image.clone(),
-                ids: ids.clone(),
-            };
-            let asked = tokio::time::timeout_at(memory.until + FORK_TIMEOUT, peers.start(server, wanted)).await;
-            let answers = match asked {
-                Ok(Asked::Answered(answers)) => answers,
-                Ok(Asked::Unbegun) => vec![Err(NotStarted::NoRoom); ids.len()],
-                Ok(Asked::Unknown) | Err(_) => {
-                    tracing::warn!(server.id = %server.other(), sandbox.id = %parent, "another server does not answer, and forks may run on its nodes");
-                    let why = "the server that was to start it does not answer, and whether it runs is not known: see the list of \
-                               sandboxes";
-                    vec![Err(NotStarted::Failed(why.to_owned())); ids.len()]
-                }
-            };
-            let left_out = || Err(NotStarted::Failed("another server has left it out".to_owned()));
-            let answers = answers.into_iter().chain(std::iter::repeat_with(left_out));
-            ids.into_iter().zip(answers).collect()
-        };
+        let ask = |server, ids| self.ask(peers, server, memory, left, ids);
         // At the same time, so that each has a share, and what one has no room for is tried at those that had room for theirs.
         let dealt = deal(&left.ids, servers.len());
         let asked = servers.iter().zip(dealt).map(|(server, ids)| ask(server, ids));
-        let asked: Vec<Vec<(SandboxId, Result<(), NotStarted>)>> = futures_util::future::join_all(asked).await;
-        let lacks_room = |(_, answer): &(SandboxId, Result<(), NotStarted>)| answer == &Err(NotStarted::NoRoom);
+        let asked: Vec<Vec<Answer>> = futures_util::future::join_all(asked).await;
+        let lacks_room = |(_, answer): &Answer| answer == &Err(NotStarted::NoRoom);
         let had_room: Vec<bool> = asked.iter().map(|answers| !answers.iter().any(lacks_room)).collect();
         let mut answers: HashMap<SandboxId, Result<(), NotStarted>> = asked.into_iter().flatten().collect();
         for (server, _) in servers.iter().zip(had_room).filter(|(_, had_room)| *had_room) {
@@ -114,6 +90,58 @@ impl Sandboxes {
             children.insert(id, child);
         }
         children
+    }
+
+    /// Asks one of the servers for these children.
+    async fn ask(
+        &self,
+        peers: &Arc<dyn ForkPeers>,
+        server: &Arc<ServerLink>,
+        memory: &Memory<'_>,
+        left: &Left,
+        ids: Vec<SandboxId>,
+    ) -> Vec<Answer> {
+        if ids.is_empty() {
+            return Vec::new();
+        }
+        let wanted = ChildrenWanted {
+            parent: left.parent.clone(),
+            user: left.user.clone(),
+            timeout_s: left.timeout_s,
+            memory: memory.row.build.clone(),
+            image: memory.image.clone(),
+            ids: ids.clone(),
+        };
+        let asked = tokio::time::timeout_at(memory.until + FORK_TIMEOUT, peers.start(server, wanted)).await;
+        let answers = match asked {
+            Ok(Asked::Answered(answers)) => answers,
+            Ok(Asked::Unbegun) => vec![Err(NotStarted::NoRoom); ids.len()],
+            Ok(Asked::Unknown) | Err(_) => {
+                tracing::warn!(server.id = %server.other(), sandbox.id = %left.parent, "another server does not answer, and forks may run on its nodes");
+                return self.without_answer(ids).await;
+            }
+        };
+        let left_out = || Err(NotStarted::Failed("another server has left it out".to_owned()));
+        let answers = answers.into_iter().chain(std::iter::repeat_with(left_out));
+        ids.into_iter().zip(answers).collect()
+    }
+
+    /// What is known of children whose server has not answered: those that it has stored run.
+    async fn without_answer(&self, ids: Vec<SandboxId>) -> Vec<Answer> {
+        let mut answers = Vec::with_capacity(ids.len());
+        for id in ids {
+            let row = self.store().sandbox_by_id(&id).await;
+            let answer = match row {
+                Ok(Some(row)) if row.state == State::Running => Ok(()),
+                _ => {
+                    let why = "the server that was to start it does not answer, and whether it runs is not known: see the list of \
+                               sandboxes";
+                    Err(NotStarted::Failed(why.to_owned()))
+                }
+            };
+            answers.push((id, answer));
+        }
+        answers
     }
 
     /// The row of a child that another server says runs.

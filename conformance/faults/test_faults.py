@@ -182,22 +182,24 @@ def change(world: World, server: Server, known: Known, wish: str) -> None:
     world.counts[f"{wish}s"] += 1
 
 
-def fork(world: World, server: Server, parent: Known) -> None:
-    body = {"timeout": 3600, "count": 1}
+def fork(world: World, server: Server, parent: Known, count: int) -> None:
+    body = {"timeout": 3600, "count": count}
     # One whose copies could not be started lately is not copied again for a while.
     answer = ask(world, server, "POST", f"/sandboxes/{parent.id}/fork", body, "sandbox_fork_delayed")
     if answer.status_code == 409 or parent.id not in world.known:
         # It is paused, or about to be, or another client has deleted it.
         return
     assert answer.status_code == 201, answer.text
-    (child,) = answer.json()
-    if "error" in child:
-        assert world.is_faulty, child
-        world.counts["forks that failed"] += 1
-        return
-    with world.lock:
-        world.known[child["sandbox"]["sandboxID"]] = Known(child["sandbox"]["sandboxID"], parent.mark, parent.is_marked, is_new=False)
-        world.counts["forks"] += 1
+    children = answer.json()
+    assert len(children) == count, children
+    for child in children:
+        if "error" in child:
+            assert world.is_faulty, child
+            world.counts["forks that failed"] += 1
+            continue
+        with world.lock:
+            world.known[child["sandbox"]["sandboxID"]] = Known(child["sandbox"]["sandboxID"], parent.mark, parent.is_marked, is_new=False)
+            world.counts["forks"] += 1
 
 
 def client(world: World, service: Service, chance: random.Random) -> None:
@@ -219,7 +221,8 @@ def client(world: World, service: Service, chance: random.Random) -> None:
             if known is None:
                 create(world, server, chance)
             elif wish == "fork":
-                fork(world, server, known)
+                # Two may be on nodes of two other servers, while theirs drains.
+                fork(world, server, known, chance.choice((1, 1, 2)))
             else:
                 change(world, server, known, wish)
         except Unanswered:

@@ -221,10 +221,12 @@ impl Sandboxes {
             return Err(PauseError::Stopping);
         }
         if request.discards_processes
-            && let Err(error) = self.discard_processes(turn).await
+            && let Err(error) = self.discard_before_resume(turn, counted).await
         {
             self.keep_paused(turn, counted);
-            self.recording.doubt(turn);
+            if !matches!(error, PauseError::OverQuota(_)) {
+                self.recording.doubt(turn);
+            }
             return Err(error);
         }
         let row = match self.begin_resume(turn, request, counted).await {
@@ -317,6 +319,16 @@ impl Sandboxes {
         }
         turn.enter_host(permit.map_err(PauseError::NoCapacity)?);
         Ok(())
+    }
+
+    /// Gives up what is kept of a paused sandbox besides its disk, unless its team may not have it run: nothing of it is lost then.
+    async fn discard_before_resume(self: &Arc<Self>, turn: &Turn<'_>, counted: CountedAs) -> Result<(), PauseError> {
+        if let Some((quota, most)) = self.limits_of_all(&turn.node, &turn.team).await? {
+            let share = turn.share.beyond(counted.share(turn.share));
+            let room = turn.node.rows.team_has_room(&turn.team, share.of_team(), most);
+            room.await?.map_err(|used| quota.over_by(used, share))?;
+        }
+        self.discard_processes(turn).await
     }
 
     /// Gives up what is kept of a paused sandbox besides its disk.

@@ -76,10 +76,30 @@ impl NodeRows {
             Err(used) => return Ok(Err(used)),
         };
         let failed = |error: sqlx::Error| classify(&error, "sandbox", what);
-        let changed = query.optional_in(&mut tx).await.map_err(failed)?;
+        let changed = query.all_in(&mut tx).await.map_err(failed)?;
         tx.commit().await.map_err(failed)?;
-        let row = changed.as_ref().map(Columns::decode).transpose()?;
+        let row = changed.first().map(Columns::decode).transpose()?;
         Ok(Ok(self.changed(id, what, row).await?))
+    }
+
+    /// Whether what a sandbox takes of the limits of its team fits beside what that has on all nodes. If not, the answer is what it has.
+    /// Others may have taken it a moment later.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn team_has_room(
+        &self,
+        team: &TeamId,
+        share: TeamShare,
+        most: TeamMost,
+    ) -> Result<Result<(), TeamUse>, StoreError> {
+        const WHAT: &str = "compare the limits of a team";
+        let tx = match self.begin_within(team, share, most, WHAT).await? {
+            Ok(tx) => tx,
+            Err(used) => return Ok(Err(used)),
+        };
+        tx.commit().await.map_err(|error| classify(&error, "sandbox", WHAT))?;
+        Ok(Ok(()))
     }
 
     async fn insert_within(

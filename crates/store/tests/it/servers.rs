@@ -428,6 +428,14 @@ pub(crate) async fn limits_hold_for_all_that_are_resumed_at_the_same_time(db: Da
     };
     resume(&store, 5, whole, full).await.unwrap().unwrap_err();
     let nothing_more = TeamShare { memory_mb: 0, ..whole };
+    let has_room = async |share| {
+        let rows = of_node(&store, 1);
+        rows.team_has_room(&paused[0].team_id, share, full)
+            .await
+            .unwrap()
+            .is_ok()
+    };
+    assert_eq!((has_room(whole).await, has_room(nothing_more).await), (false, true));
     let resumed = resume(&store, 6, nothing_more, full).await.unwrap().unwrap();
     assert!(matches!(resumed, Change::Applied(_)), "{resumed:?}");
     // Whoever has seen another version is told so, and no limit, and so is a server that has lost its node.

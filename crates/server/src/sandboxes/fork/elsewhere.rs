@@ -238,6 +238,8 @@ impl Sandboxes {
             }
             answers.push(child.map(|_| ()).map_err(NotStarted::from));
         }
+        let count = answers.iter().filter(|answer| answer.is_ok()).count();
+        tracing::info!(sandbox.id = %parent.row.id, count, "started forks for another server");
         Ok(answers)
     }
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures, for SPECIFICATION.md, how long a paused sandbox takes to go on on another node than the one that has it, from its copy in a
-# bucket on the same machine: idle, and with 200 MB of memory.
+# bucket on the same machine: idle, and with 200 MB of memory; and a fork on a node of another server.
 #
 # Usage: scripts/bench-elsewhere.sh [NUMBER]   of each kind (default: 20)
 # RINGFENCE_BIN   the binary to measure (default: the release build of this tree)

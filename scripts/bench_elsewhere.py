@@ -1,8 +1,11 @@
-"""Measures how long a paused sandbox takes to go on on another node, by a client on the same machine.
+"""Measures how long a paused sandbox takes to go on on another node, and a fork to run there, by a client on the same machine.
 
 `bench-elsewhere.sh` runs it with the binary, the SDK, an S3 server and CRIU. One server on PostgreSQL has two nodes. Each sandbox is
 paused, copied to the bucket, and resumed while its node drains, so it goes to the other one. A figure is the time from the request to
 resume to its answer, and from that request to the first output of a command in the sandbox.
+
+Then two servers have a node each. A sandbox is forked while its node drains, so its child is on the node of the other server. The time
+of that has the copy of its memory to the bucket and back.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -47,11 +52,15 @@ class Bench:
     def asked(self, sandbox: Sandbox, columns: str) -> str:
         return self.service.postgres.ask(f"SELECT {columns} FROM sandboxes WHERE id = '{sandbox.sandbox_id}'").strip()
 
-    def measure(self, size: int) -> tuple[float, float]:
+    def made(self, size: int) -> Sandbox:
         sandbox = Sandbox.create(timeout=600)
         if size:
             filled = sandbox.commands.run(f'python3 -c "{FILLED.format(bytes=size)}"', background=True, timeout=0)
             next(iter(filled))
+        return sandbox
+
+    def resume(self, size: int) -> tuple[float, float]:
+        sandbox = self.made(size)
         path = f"/sandboxes/{sandbox.sandbox_id}"
         self.api.post(f"{path}/pause", json={"memory": True}).raise_for_status()
         until(lambda: self.asked(sandbox, "state = 'paused' AND parcel_run = execution_id") == "t", "it is copied", 120)
@@ -69,32 +78,72 @@ class Bench:
         sandbox.kill()
         return answered * 1000, used * 1000
 
+    def fork(self, size: int) -> tuple[float, float]:
+        sandbox = self.made(size)
+        node = self.asked(sandbox, "node_id")
+        self.node("drain", node)
+        begun = time.perf_counter()
+        (forked,) = self.api.post(f"/sandboxes/{sandbox.sandbox_id}/fork", json={"timeout": 600}).raise_for_status().json()
+        answered = time.perf_counter() - begun
+        child = Sandbox.connect(forked["sandbox"]["sandboxID"], timeout=600)
+        assert child.commands.run("echo here").stdout == "here\n"
+        used = time.perf_counter() - begun
+        assert self.asked(child, "node_id") != node, f"it is where its parent is\n{self.service.log_tail(40)}"
+        if size:
+            assert child.commands.run("pgrep -c -f urandom").stdout.strip() != "0", "its program is gone"
+        self.node("undrain", node)
+        child.kill()
+        sandbox.kill()
+        return answered * 1000, used * 1000
+
+    def until_known(self) -> None:
+        """Waits until the servers know of each other's nodes: whoever writes again has read what was there the time before."""
+        for _ in range(3):
+            before = self.seen()
+            until(lambda before=before: not before & self.seen(), "all servers write again", 60)
+
+    def seen(self) -> set[str]:
+        return set(self.service.postgres.ask("SELECT id || ' ' || seen_us FROM servers").split("\n"))
+
+    def show_all(self, what: str, measure: Callable[[int], tuple[float, float]], number: int) -> None:
+        for kind, size in KINDS.items():
+            found = [measure(size) for _ in range(number + WARM)][WARM:]
+            show(f"{what}, {kind}, to the answer", [answered for answered, _ in found])
+            show(f"{what}, {kind}, to the first output", [used for _, used in found])
+
     def node(self, command: str, node: str) -> None:
         done = self.server.run("node", command, node)
         assert done.returncode == 0, done.stderr
 
 
+@contextmanager
+def running_bench(directory: Path, servers: int) -> Iterator[Bench]:
+    """Servers with two nodes and a bucket of their own."""
+    gateway = Gateway(directory / f"bucket{servers}")
+    gateway.start()
+    try:
+        work = directory / f"service{servers}"
+        work.mkdir()
+        # Past the relay, which is a program of Python.
+        direct = gateway.config(endpoint=f'"http://{gateway.host}:{gateway.port}"')
+        config = CONFIG + criu_config() + direct
+        with running_service(work, servers=servers, config=config, is_placed=servers > 1) as service:
+            service.servers[0].use()
+            yield Bench(service)
+    finally:
+        gateway.close()
+
+
 def main() -> None:
     number = int(sys.argv[1])
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    with tempfile.TemporaryDirectory(prefix="rf-bench-", dir=os.environ.get("TMPDIR", "/var/tmp")) as directory:
-        gateway = Gateway(Path(directory) / "bucket")
-        gateway.start()
-        try:
-            work = Path(directory) / "service"
-            work.mkdir()
-            # Past the relay, which is a program of Python.
-            direct = gateway.config(endpoint=f'"http://{gateway.host}:{gateway.port}"')
-            config = CONFIG + criu_config() + direct
-            with running_service(work, servers=1, config=config, is_placed=False) as service:
-                service.servers[0].use()
-                bench = Bench(service)
-                for kind, size in KINDS.items():
-                    found = [bench.measure(size) for _ in range(number + WARM)][WARM:]
-                    show(f"resume on another node, {kind}, to the answer", [answered for answered, _ in found])
-                    show(f"resume on another node, {kind}, to the first output", [used for _, used in found])
-        finally:
-            gateway.close()
+    with tempfile.TemporaryDirectory(prefix="rf-bench-", dir=os.environ.get("TMPDIR", "/var/tmp")) as text:
+        directory = Path(text)
+        with running_bench(directory, servers=1) as bench:
+            bench.show_all("resume on another node", bench.resume, number)
+        with running_bench(directory, servers=2) as bench:
+            bench.until_known()
+            bench.show_all("fork on a node of another server", bench.fork, number)
 
 
 if __name__ == "__main__":

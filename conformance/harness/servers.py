@@ -232,8 +232,11 @@ class Service:
         return "\n".join(tails)
 
     def terminate(self) -> int:
-        codes = [part.terminate() for part in (*self.servers, *self.nodes) if part.process]
-        return max(codes, default=0)
+        running = [(part, part.process) for part in (*self.servers, *self.nodes) if part.process]
+        for _, process in running:
+            # A test that was interrupted may have left it stopped.
+            process.send_signal(signal.SIGCONT)
+        return max((part.terminate() for part, _ in running), default=0)
 
     def down(self) -> None:
         for node in self.nodes:

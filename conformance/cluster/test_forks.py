@@ -150,6 +150,9 @@ def test_a_server_that_is_killed_while_it_starts_forks_leaves_nothing_half(servi
             gateway.relay.stall(down=1_000_000)
             forking = client.submit(fork, own, sandbox, MOST + 1)
             assert gateway.relay.stalled.wait(within(60)), "the memory is on its way to the other node"
+            # Those that have started are announced, whatever the others wait for.
+            run = "SELECT COUNT(*) FROM sandboxes WHERE state = 'running'"
+            until(lambda: service.postgres.ask(run).strip() == str(MOST), "those on the node of their parent run")
             away.kill()
         finally:
             gateway.relay.go_on()

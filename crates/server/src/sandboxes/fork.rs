@@ -182,6 +182,8 @@ struct Parent {
 struct Child {
     row: SandboxRow,
     entry: Arc<SandboxEntry>,
+    /// Seconds from its start until its deadline.
+    timeout_s: u32,
     /// The request to a node that is not that of its parent.
     sent: Option<Sent>,
 }
@@ -198,10 +200,27 @@ struct Left {
 /// What became of the children of a fork.
 #[derive(Default)]
 struct Started {
-    /// Of those on nodes of this server, in their order.
-    here: Vec<Result<StartedSandbox, NodeError>>,
-    /// Of the others.
+    /// The children that were to be on nodes of this server.
+    here: HashMap<SandboxId, Result<SandboxRow, ChildError>>,
+    /// The children that other servers were asked for.
     elsewhere: HashMap<SandboxId, Result<SandboxRow, ChildError>>,
+    /// Why one of them was not started, for the client, if the next attempt would probably fail, too.
+    failure: Option<String>,
+}
+
+impl Started {
+    fn add_here(&mut self, child: Announced) {
+        self.here.insert(child.id, child.result);
+        self.failure = self.failure.take().or(child.failure);
+    }
+}
+
+/// What became of a child on a node of this server.
+struct Announced {
+    id: SandboxId,
+    result: Result<SandboxRow, ChildError>,
+    /// As that of [`Started`].
+    failure: Option<String>,
 }
 
 /// Why none of the children was started.
@@ -276,34 +295,40 @@ impl Sandboxes {
         }
         turn.check_attempt(Attempt::Fork, self.clock.now_us())?;
         let parent = self.parent(&entry.id).await?;
-        let children = self.prepare_children(Some(&entry.node), &parent, &request).await;
-        let lacks_room =
-            |child: &Result<_, ChildError>| is_elsewhere && child.as_ref().is_err_and(ChildError::lacks_room);
-        let without_room = request.ids.iter().zip(&children).filter(|(_, child)| lacks_room(child));
+        let prepared = self.prepare_children(Some(&entry.node), &parent, &request).await;
+        let (mut children, mut refused) = (Vec::with_capacity(prepared.len()), HashMap::new());
+        for (id, child) in request.ids.iter().zip(prepared) {
+            match child {
+                Ok(child) => children.push(child),
+                Err(error) => _ = refused.insert(id.clone(), Err(error)),
+            }
+        }
+        let lacks_room = |id: &&SandboxId| match refused.get(*id) {
+            Some(Err(error)) => is_elsewhere && ChildError::lacks_room(error),
+            _ => false,
+        };
         let left = Left {
             parent: entry.id.clone(),
-            ids: without_room.map(|(id, _)| id.clone()).collect(),
+            ids: request.ids.iter().filter(lacks_room).cloned().collect(),
             user: request.user.clone(),
             timeout_s: request.timeout_s,
         };
-        let placed = || children.iter().flatten();
-        let is_spread = placed().any(|child| !Arc::ptr_eq(&child.entry.node, &entry.node)) || !left.ids.is_empty();
+        let is_at_home = |child: &Child| Arc::ptr_eq(&child.entry.node, &entry.node);
+        let is_spread = !children.iter().all(is_at_home) || !left.ids.is_empty();
+        let entries: Vec<Arc<SandboxEntry>> = children.iter().map(|child| Arc::clone(&child.entry)).collect();
         let started = if is_spread {
-            Box::pin(self.fork_spread(builds, turn, &parent, placed().collect(), left)).await
+            Box::pin(self.fork_spread(builds, turn, &parent, children, left)).await
         } else {
-            let started = self.fork_at_home(&turn, &parent, placed().collect()).await;
-            drop(turn);
-            started.map(|here| Started {
-                here,
-                ..Started::default()
-            })
+            Box::pin(self.fork_at_home(turn, &parent, children)).await
         };
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                match &error {
-                    NotForked::Begun(error) => self.give_up_children(&children, error).await,
-                    NotForked::Unbegun(_) => self.forget_children(&children).await,
+                for child in entries {
+                    match &error {
+                        NotForked::Begun(error) => self.give_up_start(&child.node, &child.id, error).await,
+                        NotForked::Unbegun(_) => self.forget(&child.node, &child.id).await,
+                    }
                 }
                 return Err(match (error, entry.state()) {
                     // Its end was requested while it stood still.
@@ -315,93 +340,71 @@ impl Sandboxes {
                 });
             }
         };
-        let Started { here, mut elsewhere } = started;
-        self.note_started(entry, &here);
-        let mut results = self.announce_children(&parent, children, here, request.timeout_s).await;
-        for (result, id) in results.iter_mut().zip(&request.ids) {
-            // What another server has created is in its figures.
-            let outcome = match (&*result, elsewhere.remove(id)) {
-                (_, Some(Ok(row))) => {
-                    *result = Ok(row);
-                    continue;
-                }
-                (_, Some(Err(error))) => {
-                    let outcome = error.outcome();
-                    *result = Err(error);
-                    outcome
-                }
-                (Ok(_), None) => CreateOutcome::Created,
-                (Err(error), None) => error.outcome(),
-            };
-            self.tracked.metrics.create(outcome);
+        let Started {
+            mut here,
+            mut elsewhere,
+            failure,
+        } = started;
+        let mut results = Vec::with_capacity(request.ids.len());
+        for id in &request.ids {
+            let result = elsewhere.remove(id);
+            let is_here = result.is_none();
+            let result = result.or_else(|| here.remove(id)).or_else(|| refused.remove(id));
+            let result = result.unwrap_or_else(|| Err(CreateError::TaskFailed.into()));
+            match &result {
+                Ok(_) if is_here => self.tracked.metrics.create(CreateOutcome::Created),
+                // What another server has created is in its figures.
+                Ok(_) => {}
+                Err(error) => self.tracked.metrics.create(error.outcome()),
+            }
+            results.push(result);
         }
         let count = results.iter().filter(|result| result.is_ok()).count();
+        if count > 0 {
+            entry.note_success(Attempt::Fork);
+        } else if let Some(why) = failure {
+            // It is not copied again for a while.
+            entry.note_failure(Attempt::Fork, self.clock.now_us(), &why);
+        }
         self.tracked.log(&entry.id, &LifecycleEvent::Forked(count));
         Ok(results)
     }
 
-    /// Stores and announces the children that run, and removes what there is of the others. Returns what became of each of them.
-    async fn announce_children(
-        self: &Arc<Self>,
-        parent: &Parent,
-        children: Vec<Result<Child, ChildError>>,
-        started: Vec<Result<StartedSandbox, NodeError>>,
-        timeout_s: u32,
-    ) -> Children {
-        let mut started = started.into_iter();
-        let mut results = Vec::with_capacity(children.len());
-        for child in children {
-            let result = match child {
-                Err(error) => Err(error),
-                Ok(child) => {
-                    let started = started.next();
-                    let started = started.unwrap_or_else(|| Err(NodeError::failed("the node has left out a fork")));
-                    let announced = self.announce_child(parent, child, started, timeout_s).await;
-                    announced.map_err(ChildError::from)
-                }
-            };
-            results.push(result);
-        }
-        results
-    }
-
-    /// Has a sandbox of which no copy could be started not be copied again for a while.
-    fn note_started(&self, entry: &SandboxEntry, started: &[Result<StartedSandbox, NodeError>]) {
-        if started.iter().any(Result::is_ok) {
-            return entry.note_success(Attempt::Fork);
-        }
-        let tried = |result: &Result<_, NodeError>| match result {
-            Err(NodeError::Refused(why)) => Some(why.clone()),
-            Err(NodeError::Failed(_)) => {
-                Some("the host failed to start its copies; the log of the platform has the cause".to_owned())
-            }
-            _ => None,
-        };
-        if let Some(why) = started.iter().find_map(tried) {
-            entry.note_failure(Attempt::Fork, self.clock.now_us(), &why);
-        }
-    }
-
-    /// Has the node of a sandbox copy it, and start all these children there.
+    /// Has the node of a sandbox copy it, and start all these children there. The sandbox can be changed again once they run.
     async fn fork_at_home(
-        &self,
-        turn: &Turn<'_>,
+        self: &Arc<Self>,
+        turn: Turn<'_>,
         parent: &Parent,
-        children: Vec<&Child>,
-    ) -> Result<Vec<Result<StartedSandbox, NodeError>>, NotForked> {
+        children: Vec<Child>,
+    ) -> Result<Started, NotForked> {
         let mut forked = Vec::with_capacity(children.len());
-        for child in children {
+        for child in &children {
             forked.push(self.forked(parent, child).await?);
         }
         if forked.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Started::default());
         }
         let request = ForkSandbox {
             id: turn.id.clone(),
             children: forked,
         };
-        let started = within(FORK_TIMEOUT, turn.node.handle.fork(request)).await;
-        started.map_err(NotForked::Begun)
+        let answered = within(FORK_TIMEOUT, turn.node.handle.fork(request)).await;
+        drop(turn);
+        let left_out = || Err(NodeError::failed("the node has left out a fork"));
+        let answers = answered.map_err(NotForked::Begun)?.into_iter();
+        let mut announced = Vec::with_capacity(children.len());
+        for (child, answer) in children
+            .into_iter()
+            .zip(answers.chain(std::iter::repeat_with(left_out)))
+        {
+            announced.push(self.announce_child(parent, child, answer));
+        }
+        let mut announced = futures_util::stream::iter(announced).buffered(PREPARED);
+        let mut started = Started::default();
+        while let Some(child) = announced.next().await {
+            started.add_here(child);
+        }
+        Ok(started)
     }
 
     async fn parent(&self, id: &SandboxId) -> Result<Parent, ForkError> {
@@ -464,7 +467,12 @@ impl Sandboxes {
         let row = self.row_of_child(parent, id, request).map_err(CreateError::from)?;
         let row = self.store_creating(&node, row).await?;
         let entry = self.register(&row, &node, admission, parent.injections.as_ref());
-        Ok(Child { row, entry, sent })
+        Ok(Child {
+            row,
+            entry,
+            timeout_s: request.timeout_s,
+            sent,
+        })
     }
 
     fn row_of_child(&self, parent: &Parent, id: &SandboxId, request: &ForkRequest) -> Result<NewSandbox, SealError> {
@@ -530,19 +538,42 @@ impl Sandboxes {
         parent: &Parent,
         child: Child,
         started: Result<StartedSandbox, NodeError>,
-        timeout_s: u32,
-    ) -> Result<SandboxRow, CreateError> {
-        let Child { row, entry, sent } = child;
-        let started = match started {
-            Ok(started) => {
-                done(sent, Outcome::Placed);
-                started
+    ) -> Announced {
+        let id = child.row.id.clone();
+        let failure = match &started {
+            Err(NodeError::Refused(why)) => Some(why.clone()),
+            Err(NodeError::Failed(_)) => {
+                Some("the host failed to start its copies; the log of the platform has the cause".to_owned())
             }
+            _ => None,
+        };
+        let result = match started {
+            Ok(started) => self.store_child(parent, child, started).await,
             Err(error) => {
-                self.give_up_start(&entry.node, &row.id, &error).await;
-                return Err(self.not_started(error));
+                self.give_up_start(&child.entry.node, &id, &error).await;
+                Err(self.not_started(error))
             }
         };
+        Announced {
+            id,
+            result: result.map_err(ChildError::from),
+            failure,
+        }
+    }
+
+    async fn store_child(
+        self: &Arc<Self>,
+        parent: &Parent,
+        child: Child,
+        started: StartedSandbox,
+    ) -> Result<SandboxRow, CreateError> {
+        let Child {
+            row,
+            entry,
+            timeout_s,
+            sent,
+        } = child;
+        done(sent, Outcome::Placed);
         let row = self
             .store_start(&entry.node, row, &started.agent_version, timeout_s)
             .await?;
@@ -550,17 +581,5 @@ impl Sandboxes {
         self.tell_start(&entry.node, &row, started.is_restored).await;
         self.announce(&row, &entry, parent.changes).await?;
         Ok(row)
-    }
-
-    async fn give_up_children(self: &Arc<Self>, children: &[Result<Child, ChildError>], error: &NodeError) {
-        for child in children.iter().flatten() {
-            self.give_up_start(&child.entry.node, &child.row.id, error).await;
-        }
-    }
-
-    async fn forget_children(&self, children: &[Result<Child, ChildError>]) {
-        for child in children.iter().flatten() {
-            self.forget(&child.entry.node, &child.row.id).await;
-        }
     }
 }

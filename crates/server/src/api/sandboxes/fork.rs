@@ -203,6 +203,7 @@ impl From<NotStarted> for ApiError {
             NotStarted::NoRoom => Self::no_capacity(BUSY_AFTER_S),
             NotStarted::OverQuota(why) => Self::new(StatusCode::TOO_MANY_REQUESTS, why).should_retry(false),
             NotStarted::Failed(why) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, why),
+            NotStarted::Unknown => Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         }
     }
 }

@@ -121,8 +121,7 @@ impl Sandboxes {
                 return self.without_answer(ids).await;
             }
         };
-        let left_out = || Err(NotStarted::Failed("another server has left it out".to_owned()));
-        let answers = answers.into_iter().chain(std::iter::repeat_with(left_out));
+        let answers = answers.into_iter().chain(std::iter::repeat(Err(NotStarted::Unknown)));
         ids.into_iter().zip(answers).collect()
     }
 
@@ -133,11 +132,7 @@ impl Sandboxes {
             let row = self.store().sandbox_by_id(&id).await;
             let answer = match row {
                 Ok(Some(row)) if row.state == State::Running => Ok(()),
-                _ => {
-                    let why = "the server that was to start it does not answer, and whether it runs is not known: see the list of \
-                               sandboxes";
-                    Err(NotStarted::Failed(why.to_owned()))
-                }
+                _ => Err(NotStarted::Unknown),
             };
             answers.push((id, answer));
         }
@@ -218,29 +213,30 @@ impl Sandboxes {
             image: wanted.image,
             until: Instant::now() + FORK_TIMEOUT,
         };
-        let children = self.prepare_children(None, &parent, &request).await;
-        let mut starts = Vec::with_capacity(children.len());
-        for child in children.iter().flatten() {
-            starts.push((self.forked(&parent, child).await, Arc::clone(&child.entry.node)));
+        let prepared = self.prepare_children(None, &parent, &request).await;
+        let (mut starts, mut answers) = (Vec::with_capacity(prepared.len()), HashMap::new());
+        for (id, child) in request.ids.iter().zip(prepared) {
+            match child {
+                Ok(child) => {
+                    let forked = self.forked(&parent, &child).await;
+                    let forked = forked.map_err(|error| NodeError::failed(Chain(&error).to_string()));
+                    starts.push(self.start_and_announce(&memory, &parent, forked, child));
+                }
+                Err(error) => _ = answers.insert(id.clone(), Err(NotStarted::from(error))),
+            }
         }
-        let memory = &memory;
-        let starts = starts.into_iter().map(|(forked, node)| async move {
-            let forked = forked.map_err(|error| NodeError::failed(Chain(&error).to_string()))?;
-            self.start_child(memory, forked, &node).await
-        });
-        let started = futures_util::stream::iter(starts).buffered(STARTS).collect().await;
-        let results = self.announce_children(&parent, children, started, request.timeout_s);
-        let mut answers = Vec::with_capacity(request.ids.len());
-        for child in results.await {
+        let mut started = futures_util::stream::iter(starts).buffered(STARTS);
+        while let Some(child) = started.next().await {
             // The other server counts those that it was refused.
-            if child.is_ok() {
+            if child.result.is_ok() {
                 self.tracked.metrics.create(CreateOutcome::Created);
             }
-            answers.push(child.map(|_| ()).map_err(NotStarted::from));
+            answers.insert(child.id, child.result.map(|_| ()).map_err(NotStarted::from));
         }
-        let count = answers.iter().filter(|answer| answer.is_ok()).count();
+        let count = answers.values().filter(|answer| answer.is_ok()).count();
         tracing::info!(sandbox.id = %parent.row.id, count, "started forks for another server");
-        Ok(answers)
+        let answer = |id| answers.remove(id).unwrap_or(Err(NotStarted::Unknown));
+        Ok(request.ids.iter().map(answer).collect())
     }
 }
 

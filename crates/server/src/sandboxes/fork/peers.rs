@@ -38,6 +38,11 @@ pub(crate) enum NotStarted {
     /// The server has tried to start it.
     #[error("{0}")]
     Failed(String),
+    /// The server has not said what became of it.
+    #[error(
+        "the server that was to start it does not answer, and whether it runs is not known: see the list of sandboxes"
+    )]
+    Unknown,
 }
 
 /// What became of the children that another server was asked for.

@@ -13,16 +13,19 @@
 //! Where the nodes of this server have no room for all of them either, those of others have some ([`super::elsewhere`]). Where a node
 //! lacks the processors or the kernel that the processes need, the children there fail, and the others run.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use model::id::{BuildId, SandboxId};
 use protocol::node::{ForkedSandbox, Image, NodeError, StartSandbox, StartedSandbox};
+use store::sandboxes::SandboxRow;
 use store::snapshots::MemoryRow;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Child, FORK_TIMEOUT, ForkError, Left, NotForked, Parent, Started};
+use super::peers::NotStarted;
+use super::{Announced, Child, ChildError, FORK_TIMEOUT, ForkError, Left, NotForked, Parent, Started};
 use crate::admission::Admission;
 use crate::admission::quota::Reservation;
 use crate::builds::Builds;
@@ -101,7 +104,7 @@ impl Sandboxes {
         builds: &Builds,
         turn: Turn<'_>,
         parent: &Parent,
-        children: Vec<&Child>,
+        children: Vec<Child>,
         left: Left,
     ) -> Result<Started, NotForked> {
         let failed = || NotForked::Begun(NodeError::failed("there is no memory for forks"));
@@ -139,8 +142,8 @@ impl Sandboxes {
         self.store()
             .fork_memory_insert(&memory.row, self.clock.now_us())
             .await?;
-        let nodes = children.iter().map(|child| Arc::clone(&child.entry.node)).collect();
-        let started = self.start_spread(&memory, &home, forked, nodes, &left).await;
+        let children = forked.into_iter().zip(children).collect();
+        let started = self.start_spread(&memory, &home, parent, children, &left).await;
         // Before the guard: who finds no row removes what is stored without one.
         if let Err(error) = self.store().fork_memory_delete(&memory.row.build).await {
             tracing::warn!(sandbox.id = %entry.id, error = %Chain(&error), "cannot delete the row of a fork's memory, a later round does");
@@ -148,12 +151,13 @@ impl Sandboxes {
         Ok(started)
     }
 
+    /// Each child is stored and announced when it runs, whatever the others wait for.
     async fn start_spread(
         self: &Arc<Self>,
         memory: &Memory<'_>,
         home: &Arc<ServedNode>,
-        forked: Vec<ForkedSandbox>,
-        nodes: Vec<Arc<ServedNode>>,
+        parent: &Parent,
+        children: Vec<(ForkedSandbox, Child)>,
         left: &Left,
     ) -> Started {
         let copied = tokio::select! {
@@ -168,14 +172,24 @@ impl Sandboxes {
         if let Err(error) = &copied {
             tracing::warn!(node.id = %home.id(), error = %Chain(error), "cannot copy the memory of a fork to the blob store, only children on its node are started");
         }
-        let starts = forked.into_iter().zip(nodes).map(|(forked, node)| {
-            let copied = if memory.is_of(&node) { Ok(()) } else { copied.clone() };
-            async move {
-                copied?;
-                self.start_child(memory, forked, &node).await
+        let mut starts = Vec::with_capacity(children.len());
+        for (forked, child) in children {
+            let is_there = memory.is_of(&child.entry.node);
+            let forked = if is_there {
+                Ok(forked)
+            } else {
+                copied.clone().map(|()| forked)
+            };
+            starts.push(self.start_and_announce(memory, parent, forked, child));
+        }
+        let mut started = Started::default();
+        let here = async {
+            let mut announced = futures_util::stream::iter(starts).buffered(STARTS);
+            while let Some(child) = announced.next().await {
+                started.add_here(child);
             }
-        });
-        let here = futures_util::stream::iter(starts).buffered(STARTS).collect();
+            started
+        };
         let elsewhere = async {
             match &copied {
                 Ok(()) => self.fork_elsewhere(memory, left).await,
@@ -185,8 +199,13 @@ impl Sandboxes {
                 }
             }
         };
-        let (here, elsewhere) = tokio::join!(here, elsewhere);
-        Started { here, elsewhere }
+        let (started, elsewhere) = tokio::join!(here, elsewhere);
+        let failure = started.failure.or_else(|| failure_elsewhere(&elsewhere));
+        Started {
+            elsewhere,
+            failure,
+            ..started
+        }
     }
 
     async fn copy_fork_memory(&self, memory: &Memory<'_>, home: &Arc<ServedNode>) -> Result<(), ParcelError> {
@@ -202,8 +221,23 @@ impl Sandboxes {
         Ok(())
     }
 
+    /// Starts a child, if there is what its node needs for that, and stores and announces that it runs, or removes what there is of it.
+    pub(super) async fn start_and_announce(
+        self: &Arc<Self>,
+        memory: &Memory<'_>,
+        parent: &Parent,
+        forked: Result<ForkedSandbox, NodeError>,
+        child: Child,
+    ) -> Announced {
+        let started = match forked {
+            Ok(forked) => self.start_child(memory, forked, &child.entry.node).await,
+            Err(error) => Err(error),
+        };
+        self.announce_child(parent, child, started).await
+    }
+
     /// Starts a child on a node, to which the memory is brought before.
-    pub(super) async fn start_child(
+    async fn start_child(
         self: &Arc<Self>,
         memory: &Memory<'_>,
         forked: ForkedSandbox,
@@ -251,6 +285,14 @@ impl Sandboxes {
         }
         Ok(started)
     }
+}
+
+/// Why other servers have started none of these children, if the next attempt would probably fail, too.
+fn failure_elsewhere(children: &HashMap<SandboxId, Result<SandboxRow, ChildError>>) -> Option<String> {
+    children.values().find_map(|child| match child {
+        Err(ChildError::Elsewhere(NotStarted::Failed(why))) => Some(why.clone()),
+        _ => None,
+    })
 }
 
 /// Whether a node can start children of a sandbox on another one, and the other way round.

@@ -222,9 +222,18 @@ impl Records {
         to_us: i64,
     ) -> Result<Vec<TeamUsage>, StoreError> {
         let from_us = from_us.max(self.clock.now_us() - i64::from(self.settings.event_retention_s) * SECOND_US);
-        let current = self.usage.lock().current(team);
-        self.queue.flush().await;
-        let mut usage = self.store.team_usage(team, from_us, to_us).await?;
+        let now = || self.usage.lock().current(team);
+        let minute_of = |usage: &Option<TeamUsage>| usage.as_ref().map(|minute| minute.at_us);
+        let mut current = now();
+        let mut usage = loop {
+            self.queue.flush().await;
+            let usage = self.store.team_usage(team, from_us, to_us).await?;
+            let before = std::mem::replace(&mut current, now());
+            // A minute that ended meanwhile may be among those that are stored, or not.
+            if minute_of(&before) == minute_of(&current) {
+                break usage;
+            }
+        };
         let current = current.filter(|minute| (from_us..=to_us).contains(&minute.at_us));
         match (usage.last_mut(), current) {
             // Of a process before this one.
@@ -423,5 +432,54 @@ impl Records {
         self.tracked
             .lock()
             .retain(|_, tracked| tracked.ended.is_none_or(|ended| ended.elapsed() < LINGER));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use futures_util::poll;
+    use tokio_util::sync::CancellationToken;
+
+    use super::team_usage::MINUTE_US;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_minute_that_ends_while_it_is_read_counts_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}/db", directory.path().display());
+        let store = Store::open(&url).await.unwrap();
+        let now_us = Arc::new(AtomicI64::new(MINUTE_US * 29_750_000));
+        let clock = Arc::clone(&now_us);
+        let clock = Clock::new(move || clock.load(Ordering::Relaxed));
+        let node = "00000000-0000-4000-8000-000000000002".parse().unwrap();
+        let records = Arc::new(Records::new(store, RecordSettings::default(), clock, &node, None));
+        let stop = CancellationToken::new();
+        let writing = tokio::spawn(Arc::clone(&records).write(stop.clone()));
+        let team: TeamId = "00000000-0000-4000-8000-000000000001".parse().unwrap();
+        let begun_us = now_us.load(Ordering::Relaxed);
+        {
+            let mut usage = records.usage.lock();
+            usage.enter(&team, begun_us);
+            usage.start(&team, begun_us);
+        }
+        // It waits for what is not written yet, and meanwhile the minute is over and is written.
+        let ended = "i0000000000000000000".parse().unwrap();
+        records.queue.put(Item::End(team.clone(), ended, begun_us));
+        let mut asked = pin!(records.team_usage(&team, 0, i64::MAX));
+        assert!(poll!(&mut asked).is_pending());
+        now_us.fetch_add(MINUTE_US, Ordering::Relaxed);
+        records.write_usage(false);
+        records.queue.flush().await;
+        let told = asked.await.unwrap();
+        let told: Vec<_> = told
+            .iter()
+            .map(|minute| (minute.at_us, minute.sandboxes, minute.starts))
+            .collect();
+        assert_eq!(told, [(begun_us, 1, 1), (begun_us + MINUTE_US, 1, 0)]);
+        stop.cancel();
+        writing.await.unwrap();
     }
 }

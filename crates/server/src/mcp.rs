@@ -50,8 +50,8 @@ pub(crate) struct McpService {
 impl McpService {
     pub(crate) fn new(settings: McpSettings, readers: Arc<Readers>) -> Self {
         Self {
+            tools: Tools::new(&settings, readers),
             path: settings.path,
-            tools: Tools::new(&settings.suffix, readers),
             rates: PeerRates::new(RATE.0, RATE.1),
         }
     }

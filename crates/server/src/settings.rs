@@ -358,6 +358,9 @@ pub struct McpSettings {
     pub path: String,
     /// The suffix of the names of its tools, after an underscore.
     pub suffix: String,
+    /// How long a command over all pages may take altogether, and wait for its turn: on a busy host what runs at the lowest
+    /// priority gets little of the processors.
+    pub command_wait: Duration,
 }
 
 impl Default for McpSettings {
@@ -365,6 +368,7 @@ impl Default for McpSettings {
         Self {
             path: "/mcp".to_owned(),
             suffix: "svc".to_owned(),
+            command_wait: Duration::from_secs(10),
         }
     }
 }

@@ -13,14 +13,13 @@ use tokio::sync::Semaphore;
 use super::message::{Refusal, RpcError, shown};
 use crate::peers::ClientPeer;
 use crate::readers::{Readers, processor_time};
+use crate::settings::McpSettings;
 
 /// Results of a search that does not say how many, and the bounds of what it can say.
 const LIMIT_DEFAULT: usize = 10;
 const LIMIT: (u64, u64) = (1, 50);
-/// Processor time of a command, and how long it may take altogether, and wait for its turn: on a busy host what runs at the
-/// lowest priority gets little of the processors.
+/// Processor time of a command.
 const COMMAND_TIME: Duration = Duration::from_millis(200);
-const COMMAND_WAIT: Duration = Duration::from_secs(10);
 /// Commands at the same time, so that searches find a thread.
 const COMMANDS: usize = 1;
 /// Suffixes that are always accepted, besides the configured one: the neutral name and that of the service whose
@@ -50,6 +49,7 @@ const NAMES: [(&str, Tool); 5] = [
 #[derive(Debug)]
 pub(super) struct Tools {
     suffix: String,
+    command_wait: Duration,
     turns: Arc<Semaphore>,
     readers: Arc<Readers>,
 }
@@ -71,10 +71,11 @@ fn url(base: &str, route: &str) -> String {
 }
 
 impl Tools {
-    pub(super) fn new(suffix: &str, readers: Arc<Readers>) -> Self {
+    pub(super) fn new(settings: &McpSettings, readers: Arc<Readers>) -> Self {
         Self {
             readers,
-            suffix: suffix.to_owned(),
+            suffix: settings.suffix.clone(),
+            command_wait: settings.command_wait,
             turns: Arc::new(Semaphore::new(COMMANDS)),
         }
     }
@@ -217,7 +218,8 @@ impl Tools {
     }
 
     async fn run(&self, command: String, client: ClientPeer) -> Result<Result<String, String>, Duration> {
-        let turn = tokio::time::timeout(COMMAND_WAIT, Arc::clone(&self.turns).acquire_owned()).await;
+        let wait = self.command_wait;
+        let turn = tokio::time::timeout(wait, Arc::clone(&self.turns).acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
             return Ok(Err(
                 "too many commands at the same time: try again in a moment".to_owned()
@@ -225,7 +227,7 @@ impl Tools {
         };
         let run = move || {
             let (begun, used) = (Instant::now(), processor_time());
-            let late = || processor_time().saturating_sub(used) > COMMAND_TIME || begun.elapsed() > COMMAND_WAIT;
+            let late = || processor_time().saturating_sub(used) > COMMAND_TIME || begun.elapsed() > wait;
             let result = command::run(&command, &late);
             drop(turn);
             result.map_err(|error: CommandError| error.to_string())

@@ -478,6 +478,7 @@ async fn the_path_and_the_names_are_configurable() {
         settings.mcp = McpSettings {
             path: "/documentation/mcp".to_owned(),
             suffix: "acme".to_owned(),
+            ..settings.mcp.clone()
         };
     })
     .await;

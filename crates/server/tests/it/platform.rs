@@ -20,7 +20,9 @@ use server::keys::hash_api_key;
 use server::lease::{NodeIdentity, NodeLease};
 use server::seal::Sealer;
 use server::server::Server;
-use server::settings::{Limits, PoolSettings, RecordSettings, ServerSettings, TeamLimits, WebhookSettings};
+use server::settings::{
+    Limits, McpSettings, PoolSettings, RecordSettings, ServerSettings, TeamLimits, WebhookSettings,
+};
 use server::tls::Tls;
 use store::Store;
 use store::builds::{BuildRow, BuildStatus};
@@ -232,6 +234,11 @@ pub(crate) fn settings(clock: &TestClock) -> ServerSettings {
             settle: Duration::from_secs(20),
             ..RecordSettings::default()
         },
+        // Commands run at the lowest priority, beside other tests.
+        mcp: McpSettings {
+            command_wait: Duration::from_secs(600),
+            ..McpSettings::default()
+        },
         ..ServerSettings::new(
             "sandbox.test:3000".to_owned(),
             SecretBox::new(Box::new([7; 32])),
@@ -434,9 +441,9 @@ pub(crate) async fn pause() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
-/// Fails the test if the future takes longer than 20 s.
+/// Fails the test if the future takes longer than two minutes.
 pub(crate) async fn within<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(20), future)
+    tokio::time::timeout(Duration::from_secs(120), future)
         .await
-        .expect("not within 20 s")
+        .expect("not within two minutes")
 }

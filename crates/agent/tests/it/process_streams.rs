@@ -163,7 +163,7 @@ async fn descendants_delay_the_end_until_they_are_killed() {
     };
     let mut other = sandbox.client().await;
     let mut client = sandbox.client().await;
-    let rest = run(&mut client, Codec::Json, &shell("(sleep 0.3; echo late) & echo soon")).await;
+    let rest = run(&mut client, Codec::Json, &shell("echo soon; (sleep 0.3; echo late) &")).await;
     assert_eq!((rest.out(), rest.exit().0), ("soon\nlate\n", 0));
 
     let mut events = client
@@ -323,7 +323,7 @@ async fn an_end_with_the_exit_has_all_output_before_it() {
     }
     // Any other value, and none, is the end of the output.
     let mut client = sandbox.client().await.with(OUTPUT_HEADER, "later");
-    let rest = run(&mut client, Codec::Json, &shell("(sleep 0.3; echo late) & echo soon")).await;
+    let rest = run(&mut client, Codec::Json, &shell("echo soon; (sleep 0.3; echo late) &")).await;
     assert_eq!(rest.out(), "soon\nlate\n");
 }
 

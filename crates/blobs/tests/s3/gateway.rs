@@ -1,13 +1,14 @@
 //! A real S3 server on the loopback, with its objects as files of a directory.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blobs::{Blobs, S3Settings};
 use model::secret::Secret;
+use tokio::net::TcpSocket;
 
 pub(crate) const BUCKET: &str = "objects";
 pub(crate) const KEY_ID: &str = "a-key-id";
@@ -18,6 +19,8 @@ pub(crate) const KEY: &str = "a-key-that-is-secret";
 pub(crate) struct Gateway {
     pub(crate) directory: tempfile::TempDir,
     port: u16,
+    /// Bound to the port, so that nobody else gets it. The server sets `SO_REUSEADDR`, too, and listens there.
+    _reserved: TcpSocket,
     process: Option<Child>,
 }
 
@@ -37,13 +40,15 @@ impl Gateway {
     pub(crate) async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir_all(directory.path().join("root").join(BUCKET)).unwrap();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let reserved = TcpSocket::new_v4().unwrap();
+        reserved.set_reuseaddr(true).unwrap();
+        reserved.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let mut gateway = Self {
             directory,
-            port: listener.local_addr().unwrap().port(),
+            port: reserved.local_addr().unwrap().port(),
+            _reserved: reserved,
             process: None,
         };
-        drop(listener);
         gateway.run().await;
         gateway
     }

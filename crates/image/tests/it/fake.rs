@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -62,6 +63,7 @@ type Answer = Arc<dyn Fn(&Request) -> Reply + Send + Sync>;
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     requests: Arc<Mutex<Vec<Request>>>,
+    accepted: Arc<AtomicUsize>,
 }
 
 impl Server {
@@ -70,17 +72,29 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (answer, seen): (Answer, _) = (Arc::new(answer), Arc::clone(&requests));
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&accepted);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                counted.fetch_add(1, Ordering::Relaxed);
                 let (answer, seen) = (Arc::clone(&answer), Arc::clone(&seen));
                 std::thread::spawn(move || serve(stream, &answer, &seen));
             }
         });
-        Self { address, requests }
+        Self {
+            address,
+            requests,
+            accepted,
+        }
     }
 
     pub(crate) fn host(&self) -> String {
         self.address.to_string()
+    }
+
+    /// How many connections were made to it.
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn requests(&self) -> Vec<Request> {

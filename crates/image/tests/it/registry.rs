@@ -1,7 +1,7 @@
 //! Pulls from the registry that Debian packages as `docker-registry`.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use image::Program;
 use protocol::image::{Credentials, JobSecret, Progress, PullJob};
 use serde_json::json;
+use tokio::net::TcpSocket;
 
 use crate::archive::{Member, file, gzip, tar};
 use crate::fake::{INDEX, MANIFEST, Objects, descriptor, objects};
@@ -23,6 +24,8 @@ const HTPASSWD: &str = "user:$2y$05$SfKzlnJogfvPE6ZmqRZbruLScHIhPRe93NtezH2zOXWD
 struct Registry {
     child: Child,
     port: u16,
+    /// Bound to the port, so that nobody else gets it. The registry sets `SO_REUSEADDR`, too, and listens there.
+    _reserved: TcpSocket,
 }
 
 impl Drop for Registry {
@@ -35,7 +38,10 @@ impl Drop for Registry {
 impl Registry {
     /// Starts a registry on a directory; `more` are lines of its configuration.
     fn start(storage: &Path, tls: Option<(&Path, &Path)>, auth: Option<&Path>) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let reserved = TcpSocket::new_v4().unwrap();
+        reserved.set_reuseaddr(true).unwrap();
+        reserved.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = reserved.local_addr().unwrap().port();
         let tls = tls.map_or(String::new(), |(certificate, key)| {
             format!(
                 "  tls:\n    certificate: {}\n    key: {}\n",
@@ -59,7 +65,11 @@ impl Registry {
             .stderr(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("docker-registry: {error}: install the package docker-registry"));
-        let registry = Self { child, port };
+        let registry = Self {
+            child,
+            port,
+            _reserved: reserved,
+        };
         let begin = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(

@@ -37,7 +37,7 @@ async fn write(host: &Host) {
     assert!(answer.contains("exit status 0"), "{answer}");
     let answer = host
         .run(&format!(
-            "(setsid sh -c '{WRITER}' >/dev/null 2>&1 &) </dev/null; while [ ! -e c.sum ]; do sleep 0.02; done"
+            "(setsid sh -c '{WRITER}' >/dev/null 2>&1 &) </dev/null; while [ ! -e e.1 ]; do sleep 0.02; done"
         ))
         .await;
     assert!(answer.contains("exit status 0"), "{answer}");

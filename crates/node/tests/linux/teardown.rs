@@ -12,8 +12,10 @@ use super::layers::{above_base, passes, start};
 use super::snapshots::attached;
 use super::{disks, open};
 
-/// Sandboxes that end at the same time: more than are taken down at a time.
-const SANDBOXES: usize = 12;
+/// Sandboxes that end at the same time: more than are taken down at a time, which is one for each processor.
+fn sandboxes() -> usize {
+    std::thread::available_parallelism().map_or(2, std::num::NonZero::get) + 2
+}
 
 async fn kill_all(node: &Arc<Node>, ids: Vec<SandboxId>) {
     let mut killing: JoinSet<()> = ids
@@ -34,7 +36,7 @@ pub(super) async fn is_over_before_the_node_is(data_dir: &Path) {
     passes(&host.node, &first, "echo layer > /home/user/file").await;
     let layer = host.node.commit(&first, false).await.unwrap().layer;
     let mut ids = Vec::new();
-    for number in 0..SANDBOXES {
+    for number in 0..sandboxes() {
         let image = above_base(std::slice::from_ref(&layer));
         let id = start(&host.node, &format!("idown{number}"), image).await;
         // Files in memory, and on disk, which is written out when it is unmounted.
@@ -46,7 +48,7 @@ pub(super) async fn is_over_before_the_node_is(data_dir: &Path) {
         .await;
         ids.push(id);
     }
-    assert_eq!((attached(data_dir), disks(data_dir)), (SANDBOXES, SANDBOXES));
+    assert_eq!((attached(data_dir), disks(data_dir)), (ids.len(), ids.len()));
     kill_all(&host.node, ids).await;
     // A layer that they used is removed at once, and not when something looks for it later.
     host.node.remove_layer(&layer).await.unwrap();
@@ -55,7 +57,7 @@ pub(super) async fn is_over_before_the_node_is(data_dir: &Path) {
 
     // The same ids, and a node that ends right after.
     let mut ids = Vec::new();
-    for number in 0..SANDBOXES {
+    for number in 0..sandboxes() {
         ids.push(start(&host.node, &format!("idown{number}"), Image::Base).await);
     }
     kill_all(&host.node, ids).await;

@@ -457,7 +457,7 @@ pub(crate) async fn read_available(stream: &mut TlsStream<TcpStream>) -> String 
 
 /// Waits for what the gateway does a moment later.
 pub(crate) async fn until(mut condition: impl AsyncFnMut() -> bool, what: &str) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !condition().await {
         assert!(Instant::now() < deadline, "still not so: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;

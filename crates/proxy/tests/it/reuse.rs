@@ -193,8 +193,9 @@ async fn a_request_is_sent_again_only_if_that_is_harmless() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_is_sent_again_once() {
+    let _clock = Clock::hold();
     let connections = Arc::new(AtomicUsize::new(0));
     let guest = {
         let connections = Arc::clone(&connections);

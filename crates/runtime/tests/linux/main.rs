@@ -222,7 +222,7 @@ fn respawn(sandbox: &Arc<dyn Sandbox>) {
 /// The kernel empties a cgroup shortly after its last process ended; this waits for it, with a deadline.
 fn clean(container: &ContainerDriver, id: &SandboxId) {
     container.storage().remove_disk(&disk_of(id)).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !container.clean(id) {
         assert!(Instant::now() < deadline, "processes are left in {id}");
         std::thread::sleep(PAUSE);
@@ -248,7 +248,7 @@ fn agent_pid(sandbox: &Arc<dyn Sandbox>) -> i32 {
 
 /// Waits for an asynchronous event, with a deadline.
 fn until(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "timed out");
         std::thread::sleep(PAUSE);
@@ -310,7 +310,7 @@ fn lives_in_its_own_namespaces(container: &ContainerDriver) {
     assert!(container.find().unwrap().is_empty());
     assert!(!image.exists());
     // The kernel unmounts asynchronously.
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while loops_of(&image.to_string_lossy()) > 0 {
         assert!(Instant::now() < deadline, "a loop device is left");
         std::thread::sleep(PAUSE);
@@ -552,7 +552,7 @@ fn has_the_file_system_of_its_request(container: &ContainerDriver) {
 
 fn control_is_the_agents(container: &ContainerDriver) {
     let started = start(container, &id("ione"));
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while let Err(error) = started.sandbox.control() {
         assert!(Instant::now() < deadline, "{error}");
         std::thread::sleep(PAUSE);

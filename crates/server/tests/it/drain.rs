@@ -73,7 +73,8 @@ async fn a_failed_start_stops_listening_and_keeps_the_callers_token() {
     let directory = TempDir::new().expect("a directory");
     let node = FakeNode::new();
     *node.reconcile.lock() = Behaviour::Fails;
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    // Where nobody else listens, also afterwards.
+    let listener = TcpListener::bind("127.0.0.2:0").await.expect("bind");
     let addr = listener.local_addr().expect("address");
     let stop = CancellationToken::new();
     let start = Server::start(

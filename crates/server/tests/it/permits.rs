@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::id::SandboxId;
 use server::settings::{PoolSettings, ServerSettings};
@@ -121,13 +121,18 @@ async fn one_of_several_nodes_is_asked_before_the_start() {
         }
     };
     within(both_are_there).await;
-    let before = (asked(&one), asked(&other));
-    for _ in 0..4 {
+    let mut quick = 0;
+    while quick < 4 {
+        let (before, begun) = ((asked(&one), asked(&other)), Instant::now());
         id_of(&create(&several, "base").await);
+        // A node that does not answer for a second is passed over, as where the machine stood still.
+        let is_quick = begun.elapsed() < Duration::from_secs(1);
+        let now = (asked(&one), asked(&other));
+        assert_eq!((now.0.1, now.1.1), (before.0.1, before.1.1), "no start has asked");
+        let calls = now.0.0 + now.1.0 - before.0.0 - before.1.0;
+        assert!(calls == 1 || (calls == 2 && !is_quick), "{calls}");
+        quick += usize::from(is_quick);
     }
-    let now = (asked(&one), asked(&other));
-    assert_eq!((now.0.1, now.1.1), (before.0.1, before.1.1), "no start has asked");
-    assert_eq!(now.0.0 + now.1.0, before.0.0 + before.1.0 + 4);
     several.close().await;
 }
 

@@ -151,8 +151,8 @@ fn files_are_read_again_when_they_change() {
     let api_key = variable(&place, "E2B_API_KEY").unwrap();
     let talks =
         |at: usize| status(up.address(), &source(at, "ca.pem"), "localhost", &api_key).is_ok_and(|code| code == 200);
-    let begun = Instant::now();
     let wait = |what: &str, done: &dyn Fn() -> bool| {
+        let begun = Instant::now();
         while !done() {
             assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {}", up.log());
             std::thread::sleep(Duration::from_millis(20));
@@ -252,14 +252,14 @@ fn files_are_read_again_at_sighup() {
     up.signal(Signal::HUP);
     let begun = Instant::now();
     while !talks(1) {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{}", up.log());
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", up.log());
     }
     assert!(!talks(0));
 
     std::fs::write(&certificates, "no certificate").unwrap();
     up.signal(Signal::HUP);
     while !up.log().contains("keeping the current certificate") {
-        assert!(begun.elapsed() < Duration::from_secs(40), "{}", up.log());
+        assert!(begun.elapsed() < Duration::from_secs(120), "{}", up.log());
     }
     assert!(talks(1));
     std::fs::remove_file(&key).unwrap();

@@ -123,6 +123,9 @@ fn what_a_program_asks_for_is_read() {
 /// The first look at a program once ran its loader.
 #[test]
 fn a_loader_of_another_user_does_not_run() {
+    if !crate::alone::is_alone("checkpoint::vetted::tests::a_loader_of_another_user_does_not_run") {
+        return;
+    }
     let temp = place();
     let (mark, home) = (temp.path().join("mark"), temp.path().join("home"));
     fs::create_dir(&home).unwrap();

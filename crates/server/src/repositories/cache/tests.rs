@@ -184,9 +184,19 @@ async fn what_a_killed_server_was_writing_is_never_used() {
             .stderr(std::process::Stdio::null())
             .spawn()
             .expect("a process");
-        // Once it has begun: the sooner or later after that, the better it is spread.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while files(directory.path()) == 0 {
+        // Once it writes, which no file of an earlier round says, and in the later rounds once one is complete, too: the sooner or
+        // later after that, the better it is spread.
+        let has_begun = || {
+            let entries = fs::read_dir(directory.path()).expect("a directory");
+            let is_partial = |entry: io::Result<fs::DirEntry>| {
+                let name = entry.expect("an entry").file_name();
+                name.to_string_lossy().ends_with(PARTIAL)
+            };
+            let (partial, complete): (Vec<bool>, Vec<bool>) = entries.map(is_partial).partition(|is| *is);
+            !partial.is_empty() && (round < 12 || !complete.is_empty())
+        };
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
+        while !has_begun() {
             assert!(std::time::Instant::now() < deadline, "nothing is written");
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }

@@ -140,7 +140,7 @@ def test_it_works_on_a_repository_with_keys_that_are_nowhere_inside(
     assert {name for name, login in paths.items() if login} == {agent}, paths
     seen = box.files.read("/home/user/seen")
     assert "placeholder" in seen and not any(secret in seen for secret in SECRETS)
-    background = box.commands.run("exec sleep 600", background=True, envs={"CANARY": "canary-of-the-search"})
+    background = box.commands.run("exec sleep 600", background=True, timeout=0, envs={"CANARY": "canary-of-the-search"})
     assert held(box, SECRETS) == []
     # The search finds what is there, in a file and in a process.
     box.files.write("/home/user/planted", f"x{LOGIN}y")

@@ -98,7 +98,7 @@ def test_a_layer_that_the_node_lost_is_fetched_once_for_all(
     fetched = stored.log().count("fetched a layer")
     with ThreadPoolExecutor(6) as threads:
         waiting = [threads.submit(create, api, name) for _ in range(6)]
-        assert gateway.relay.stalled.wait(30)
+        assert gateway.relay.stalled.wait(within(30))
         gateway.relay.go_on()
         made = [answer.result() for answer in waiting]
     assert [answer.status_code for answer in made] == [201] * 6, [answer.text for answer in made]
@@ -222,7 +222,7 @@ def test_a_platform_that_is_killed_leaves_no_part_of_an_upload(stored: Platform,
     # More than one part, and less than all of them.
     gateway.relay.stall(up=12_000_000)
     info = Template.build_in_background(template, f"{name}:v1", cpu_count=1, memory_mb=512)
-    assert gateway.relay.stalled.wait(120)
+    assert gateway.relay.stalled.wait(within(120))
     until("an upload in parts has begun", lambda: gateway.unfinished() == 1)
     stored.kill()
     gateway.relay.go_on()
@@ -242,7 +242,7 @@ def test_a_platform_that_is_killed_leaves_no_part_of_a_layer(
     gateway.relay.stall(down=100_000)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(lambda: pytest.raises(httpx.TransportError, create, api, name))
-        assert gateway.relay.stalled.wait(30)
+        assert gateway.relay.stalled.wait(within(30))
         stored.kill()
         waiting.result()
     gateway.relay.go_on()
@@ -286,7 +286,7 @@ def test_copies_beyond_the_limit_are_removed_and_come_back(
     before = local(stored)
     running = built("echo here > ~/note; echo running > ~/running")
     used = local(stored) - before
-    made = create(api, running)
+    made = api.post("/sandboxes", json={"templateID": running, "timeout": 600})
     assert made.status_code == 201, made.text
     assert stored.config_path is not None
     config = stored.config_path.read_text()

@@ -17,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from harness.chromium import OPTIONS, Page
 from harness.criu import pause
+from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import get, until
 
@@ -39,10 +40,10 @@ def box(platform: Platform) -> Iterator[Sandbox]:
 
 def test_a_document_and_a_screenshot(box: Sandbox) -> None:
     box.files.write("/home/user/page.html", DOCUMENT)
-    dom = box.commands.run(f"{BROWSER} --user-data-dir=/tmp/first --dump-dom file:///home/user/page.html", timeout=60)
+    dom = box.commands.run(f"{BROWSER} --user-data-dir=/tmp/first --dump-dom file:///home/user/page.html", timeout=within(60))
     assert "<title>42</title>" in dom.stdout, dom.stderr
     shot = f"{BROWSER} --user-data-dir=/tmp/first --window-size=320,200 --screenshot=/tmp/shot.png file:///home/user/page.html"
-    box.commands.run(shot, timeout=60)
+    box.commands.run(shot, timeout=within(60))
     assert box.files.read("/tmp/shot.png", format="bytes")[:8] == PNG
 
 
@@ -65,7 +66,8 @@ def test_it_is_driven_from_outside_and_goes_on_after_a_pause(platform: Platform,
     until(lambda: get(platform.url, host, "/json/version").status_code == 200, "the debugging port answers", within_s=30)
     version = get(platform.url, host, "/json/version").json()
     assert version["Browser"].startswith(("Chrome/", "HeadlessChrome/"))
-    (target,) = (target for target in get(platform.url, host, "/json/list").json() if target["type"] == "page")
+    pages = until(lambda: [one for one in get(platform.url, host, "/json/list").json() if one["type"] == "page"], "it has a page")
+    (target,) = pages
     # What it names is where it listens itself; a client puts the host of the port in its place.
     path = urlsplit(target["webSocketDebuggerUrl"]).path
     with devtools(platform, box, path) as connection:

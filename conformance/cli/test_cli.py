@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli_client import Client, Terminal, used
+from harness.patience import within
 from harness.platform import Platform
 from harness.policies import DENIED, SITE, secure_platform_on_the_internet
 from harness.secure import secure_platform
@@ -211,7 +212,7 @@ def test_logs_are_followed_to_the_end(client: Client, box: str) -> None:
         while "created" not in heard:
             heard += following.stdout.readline() or pytest.fail(heard)
         client.ok("sandbox", "kill", box)
-        heard += following.communicate(timeout=60)[0]
+        heard += following.communicate(timeout=within(60))[0]
         assert following.returncode == 0
         assert "Stopped printing logs" in heard
     finally:

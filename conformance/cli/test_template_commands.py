@@ -17,6 +17,7 @@ import pytest
 from e2b import Sandbox
 
 from harness.cli_client import Client, Terminal, used
+from harness.patience import within
 from harness.platform import Platform
 
 
@@ -127,7 +128,7 @@ def test_files_that_the_client_writes_build_a_template(
     environment = {**client.environment, "PATH": os.environ["PATH"]}
     for program in (made / "build_prod.py", old / "build_dev.py"):
         ran = subprocess.run(
-            [sys.executable, program.name], cwd=program.parent, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, program.name], cwd=program.parent, env=environment, capture_output=True, text=True, timeout=within(120)
         )
         # The first begins with the client's own image, which is the template `base` here.
         # Not its exit code: the interpreter may abort at its end, after the asynchronous client has done its work.

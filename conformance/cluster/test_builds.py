@@ -128,14 +128,14 @@ def test_a_build_whose_server_has_lost_its_node_is_done_by_another(tmp_path_fact
         def at_second() -> tuple[str, BuildInfo] | None:
             """A build of the second server; which one that is depends on the id of the template."""
             alias = f"lost-{next(numbers)}"
-            template = Template().from_template("base").run_cmd("echo first > ~/steps").run_cmd("sleep 4; echo slept >> ~/steps")
+            template = Template().from_template("base").run_cmd("echo first > ~/steps").run_cmd("sleep 15; echo slept >> ~/steps")
             building = Template.build_in_background(template.run_cmd(f"echo {alias} >> ~/steps"), alias=alias)
             server = f"SELECT s.address FROM builds b JOIN servers s ON s.id = b.node_id WHERE b.id = '{building.build_id}'"
             return (alias, building) if service.postgres.ask(server) == second.nodes_address else None
 
         numbers = itertools.count()
         alias, building = until(at_second, "the second server builds", 60)
-        until(lambda: "sleep 4" in said(building), "the step runs", 60)
+        until(lambda: "sleep 15" in said(building), "the step runs", 60)
         assert service.nodes[1].terminate() == 0
         until(lambda: status(building) in ("ready", "error"), "it has ended", 120)
         assert status(building) == "ready", said(building)

@@ -14,6 +14,7 @@ from e2b import Sandbox, Template
 
 from harness.cluster import Cluster, Other, running_cluster
 from harness.criu import criu_config
+from harness.patience import within
 from harness.traffic import until
 
 CONFIG = "[sandbox]\ndisk_mb = 256\n" + criu_config()
@@ -165,7 +166,7 @@ def test_the_command_waits_until_none_is_left_or_pauses_them(cluster: Cluster) -
         for item in Sandbox.list().next_items():
             if place_of(cluster, item.sandbox_id) == node:
                 Sandbox.kill(item.sandbox_id)
-        said, error = waiting.communicate(timeout=30)
+        said, error = waiting.communicate(timeout=within(30))
     finally:
         waiting.kill()
         waiting.wait()

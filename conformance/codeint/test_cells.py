@@ -165,7 +165,7 @@ def test_cells_run_as_root_in_the_directory_of_the_user(shared: Sandbox, languag
 
 def test_cells_run_as_the_user_where_the_template_says_so(box: Sandbox) -> None:
     command = "CODE_INTERPRETER_CELLS=user exec /opt/code-interpreter/start --port 50123 --no-agent"
-    box.commands.run(command, background=True)
+    box.commands.run(command, background=True, timeout=0)
     ask = "curl --silent --retry 60 --retry-connrefused --retry-delay 1 http://127.0.0.1:50123/execute --data"
     said = box.commands.run(f"""{ask} '{{"code": "import os; print(os.getuid(), os.environ[\\"HOME\\"])"}}'""", timeout=120).stdout
     assert '"text":"1000 /home/user\\n"' in said, said

@@ -174,7 +174,7 @@ def kill_and_check(
         if listed:
             until(lambda: memories(server) <= 1, "the memory of the others is gone")
             for _ in range(2):
-                with Sandbox.create(listed[0], timeout=60) as child:
+                with Sandbox.create(listed[0], timeout=600) as child:
                     child.commands.run("sha256sum --check --quiet sum && [ $(cat /tmp/n) -gt 0 ]")
                     if listed[0] in with_memory and is_restored(api, child.sandbox_id):
                         counts_on(child, pid)

@@ -169,18 +169,21 @@ def test_a_day(browser: Dashboard, platform: Platform, key: str, api: httpx.Clie
             "(() => { const data = new DataTransfer(); data.items.add(new File(['from the page'], 'up <i>.txt'));"
             " const picker = document.querySelector('input[type=file]'); picker.files = data.files; picker.dispatchEvent(new Event('change')) })()"
         )
+        browser.wait("document.querySelector('.files-state')?.textContent === '1 of 1 uploaded.'")
         browser.shows("up <i>.txt")
         box = Sandbox.connect(sandbox)
-        until(lambda: box.files.read("/home/user/up <i>.txt") == "from the page", "the file is there")
+        assert box.files.read("/home/user/up <i>.txt") == "from the page"
         api.post(f"/sandboxes/{sandbox}/timeout", json={"timeout": 600})
 
-        box.commands.run("nohup sh -c 'while :; do :; done' >/dev/null 2>&1 & cd /home/user && python3 -m http.server 8123", background=True)
+        serve = "nohup sh -c 'while :; do :; done' >/dev/null 2>&1 & cd /home/user && python3 -m http.server 8123"
+        box.commands.run(serve, background=True, timeout=0)
+        until(lambda: box.commands.run("pgrep -fx 'sh -c while :; do :; done' || true").stdout, "the loop runs")
         browser.press("Processes")
         browser.shows("http.server 8123")
         # What a command of the agent has started itself, and not what lists it.
         browser.press("List all processes")
         browser.wait("[...document.querySelectorAll('[aria-label=\"All processes\"] tbody code')].some((one) => one.textContent === 'sh -c while :; do :; done')")
-        assert "count=$((count" not in browser.run("shows()")
+        assert "count=$((count" not in browser.run("document.querySelector('[aria-label=\"All processes\"]').textContent")
         browser.press("Ports")
         browser.shows(f"//8123-{sandbox}.")
         link = browser.run("(() => { const one = [...document.querySelectorAll('td a')].find((a) => a.textContent.includes('8123-')); return [one.rel, one.target] })()")
@@ -495,7 +498,7 @@ def test_the_first_view_is_small(platform: Platform, browser: Dashboard, key: st
     browser.sign_in(key)
     browser.wait("performance.getEntriesByType('resource').length > 5")
     sizes = browser.run("performance.getEntriesByType('resource').filter((one) => /assets/.test(one.name)).map((one) => [one.name, one.encodedBodySize])")
-    page = httpx.get(f"{platform.url}/dashboard")
+    page = httpx.get(f"{platform.url}/dashboard", timeout=60)
     total = sum(size for _, size in sizes) + len(page.content)
     assert len(sizes) > 5 and all(size > 0 for _, size in sizes), sizes
     assert total <= 100_000, (total, sizes)

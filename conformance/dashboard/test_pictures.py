@@ -79,7 +79,7 @@ LOG = [
 ]
 VIEWS = {
     "sandboxes": View("sandboxes", "pull=1432"),
-    "sandbox": View(f"sandboxes/{SANDBOXES[0][0]}", "CPU"),
+    "sandbox": View(f"sandboxes/{SANDBOXES[0][0]}", "Measured "),
     "build": View(f"templates/{TEMPLATE}/builds/{BUILD}", "All of them"),
     "phone": View("sandboxes", "pull=1432", 390, 760, "dark"),
 }
@@ -222,6 +222,14 @@ def outline(page: Page) -> str:
 def show(page: Page, view: View) -> None:
     page.goto(f"http://dashboard.example/dashboard/{view.path}")
     page.get_by_text(view.text).first.wait_for()
+    if "/builds/" in view.path:
+        # The log is read beside the status, and says with the next read that it is over.
+        whole = page.get_by_text(f"{len(LOG)} lines.", exact=True)
+        for _ in range(50):
+            if whole.is_visible():
+                break
+            page.clock.run_for(1000)
+        whole.wait_for()
     # The small plots of the list are made of what was read before.
     while view.path == "sandboxes" and page.polled < POLLED:
         page.clock.run_for(1000)

@@ -10,12 +10,13 @@ import os
 import random
 import re
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from harness.traffic import until
 
 UNITS = Path(__file__).parent / "units"
 FILES = sorted(file.name for file in UNITS.glob("*.test.mjs"))
@@ -62,21 +63,16 @@ class Tmux:
         """What it shows, and where its cursor is, after a program that prints this."""
         name = f"s{uuid.uuid4().hex[:8]}"
         file = self.directory / name
-        file.write_bytes(output)
+        # Its title comes last, so what has it has read all before.
+        file.write_bytes(output + b"\x1b]2;" + name.encode() + b"\x07")
         # Echo is off, and line ends are as in the file.
         command = f"stty raw -echo; cat {file}; tmux -S {self.socket} wait-for -S {name}; exec sleep 60"
         self.run("new-session", "-d", "-s", name, "-x", str(COLUMNS), "-y", str(ROWS), "sh", "-c", command)
         try:
             self.run("set-option", "-t", name, "status", "off")
             self.run("wait-for", name)
-            # The program has written everything; the server reads it in its own time, and is done when it stays as it is.
-            last = ""
-            deadline = time.monotonic() + 10
-            while time.monotonic() < deadline:
-                now = self.run("capture-pane", "-p", "-t", name) + self.run("display-message", "-p", "-t", name, "#{cursor_x} #{cursor_y}")
-                if now == last:
-                    break
-                last = now
+            until(lambda: self.run("display-message", "-p", "-t", name, "#{pane_title}") == f"{name}\n", "the server has read everything")
+            last = self.run("capture-pane", "-p", "-t", name) + self.run("display-message", "-p", "-t", name, "#{cursor_x} #{cursor_y}")
             *rows, cursor = last.splitlines()
             x, y = cursor.split()
             return [row.rstrip() for row in rows], (int(x), int(y))

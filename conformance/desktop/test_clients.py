@@ -70,7 +70,7 @@ def look_at_the_stream(urls: list[str], key: str, host: str) -> None:
     assert parse_qs(page.query) == {"autoconnect": ["true"], "resize": ["scale"], "password": [key]}
     assert parse_qs(bare.query) == {"view_only": ["true"], "resize": ["off"]}
     trust = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
-    with httpx.Client(verify=trust) as client:
+    with httpx.Client(verify=trust, timeout=60) as client:
         assert "noVNC" in client.get(urls[0]).text
         for file in ("app/ui.js", "core/rfb.js", "index.html"):
             assert client.get(f"https://{host}/{file}").status_code == 200, file

@@ -20,7 +20,7 @@ import pytest
 from e2b import Sandbox
 from e2b.exceptions import SandboxException
 
-from harness.inside import Background, root, status
+from harness.inside import Background, attack_spawner, root, starts, status
 from harness.platform import Platform
 from harness.traffic import until
 
@@ -126,7 +126,7 @@ def host_and_neighbour_keep_theirs(sandbox: Sandbox, neighbour: Sandbox) -> Iter
     yield
     assert agent(sandbox) == before
     assert peak_mb(sandbox) <= MEMORY_MB + MARGIN_MB
-    until(lambda: status(sandbox, "true") == 0, "the sandbox works", within_s=60)
+    until(lambda: starts(sandbox), "the sandbox works", within_s=60)
     assert root(neighbour, "echo untouched") == "untouched\n"
 
 
@@ -152,7 +152,7 @@ def test_what_is_uploaded_and_what_runs_share_one_limit(sandbox: Sandbox) -> Non
     assert charged_mb(sandbox) >= 900
     # 1,300 MiB are more than limit and margin: the kernel ends the program, and the agent goes on.
     sandbox.files.write("/dev/shm/upload", bytes(400 * MB), request_timeout=120)
-    assert status(sandbox, f"kill -0 {hog.handle.pid}") != 0
+    until(lambda: status(sandbox, f"kill -0 {hog.handle.pid}") != 0, "the kernel has ended it")
     assert root(sandbox, "stat -c %s /dev/shm/upload").strip() == str(400 * MB)
     # What lies there leaves that much less for programs.
     assert status(sandbox, 'exec python3 -c "bytearray(750<<20)"') in (-1, 137)
@@ -219,6 +219,8 @@ while time.monotonic() < end:
         except OSError:
             pass
     fake = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Where the queue is full, it waits.
+    fake.settimeout(0.2)
     try:
         fake.connect('\\0ringfence/spawner')
     except OSError:
@@ -236,7 +238,7 @@ def test_only_the_host_can_provide_a_spawner(sandbox: Sandbox, control: Control)
     """What the agent takes for its spawner is handed the streams of every process, and makes the agent hold what it
     does not read."""
     sandbox.files.write("/tmp/fake.py", FAKE_SPAWNER, user="root")
-    fake = sandbox.commands.run("exec python3 /tmp/fake.py", background=True, user="root", timeout=0)
+    fake = attack_spawner(sandbox, "python3 /tmp/fake.py")
     large = {"process": {"cmd": "true", "envs": {f"V{n}": "x" * 100_000 for n in range(10)}}}
     message = httpx.Request("POST", "http://x", json=large).content
     done = threading.Event()

@@ -234,6 +234,13 @@ def test_hogs_are_stopped_and_neighbours_keep_what_they_synced() -> None:
             assert why == ["ENOSPC"], why
             assert int(got) > 100 * MIB
             taken.append(int(got))
+        # At once: what they have grown by is forgotten with time, and they go on.
+        for one in hogs:
+            until(lambda: "disk_stopped" in log_of(server, one), "its log says why")
+            # Its data can be read and overwritten, and `df` is correct.
+            write = "dd if=/dev/zero of=/home/user/hog0 bs=1M count=8 conv=notrunc,fsync && cmp -n 8388608 /home/user/hog0 /dev/zero"
+            one.commands.run(write, timeout=600)
+            assert one.commands.run("df --output=avail -k / | tail -1", timeout=600).stdout.strip() == "0"
         assert available(mount) > FLOOR_MB * MIB // 2, available(mount) // MIB
         for ended in writing:
             assert ended() == "40 None\n"
@@ -243,11 +250,6 @@ def test_hogs_are_stopped_and_neighbours_keep_what_they_synced() -> None:
         for one in neighbours:
             assert one.commands.run(program(one, VERIFY, "verify"), timeout=120).stdout == "[]\n"
             assert "disk_stopped" not in log_of(server, one)
-        for one in hogs:
-            until(lambda: "disk_stopped" in log_of(server, one), "its log says why")
-            # Its data can be read and overwritten, and `df` is correct.
-            one.commands.run("dd if=/dev/zero of=/home/user/hog0 bs=1M count=8 conv=notrunc,fsync && cmp -n 8388608 /home/user/hog0 /dev/zero")
-            assert one.commands.run("df --output=avail -k / | tail -1").stdout.strip() == "0"
         said = [line for line in server.log().splitlines() if "nearly full" in line]
         assert said and all(any(one.sandbox_id in line for one in hogs) for line in said), said
         # With one of them gone, there is room for the other: at least as much as it has grown by, so it goes on when half of that
@@ -256,7 +258,7 @@ def test_hogs_are_stopped_and_neighbours_keep_what_they_synced() -> None:
         hogs.pop(larger).kill()
         (other,) = hogs
         until(lambda: "disk_resumed" in log_of(server, other), f"the other goes on: {taken}", within_s=120)
-        other.commands.run("head -c 20M /dev/urandom > /home/user/more && sync")
+        other.commands.run("head -c 20M /dev/urandom > /home/user/more && sync", timeout=600)
         for one in [*neighbours, other]:
             one.kill()
 
@@ -281,7 +283,7 @@ def test_the_platform_works_on_a_disk_that_something_else_filled() -> None:
             assert neighbour.commands.run("echo alive").stdout == "alive\n"
             assert neighbour.commands.run(program_in_memory(VERIFY), timeout=120).stdout == "[]\n"
         until(lambda: "disk_resumed" in log_of(server, other), "there is room again", within_s=60)
-        other.commands.run("head -c 5M /dev/urandom > /home/user/new && sync")
+        other.commands.run("head -c 5M /dev/urandom > /home/user/new && sync", timeout=600)
         Sandbox.create(timeout=60).kill()
         assert neighbour.commands.run(program(neighbour, VERIFY, "verify"), timeout=120).stdout == "[]\n"
         for one in (neighbour, other):
@@ -318,16 +320,18 @@ def test_a_disk_that_was_taken_as_a_whole_needs_nothing_of_the_host() -> None:
         assert before - available(mount) >= 512 * MIB
         with filled(mount):
             data = 300
-            one.commands.run(f"head -c {data}M /dev/urandom > /home/user/data && sync && sha256sum /home/user/data > /home/user/sum")
+            # A sync writes what the whole host has still to write.
+            written = f"head -c {data}M /dev/urandom > /home/user/data && sync && sha256sum /home/user/data > /home/user/sum"
+            one.commands.run(written, timeout=600)
             # Freed and taken again, from the image's own blocks.
-            one.commands.run("rm /home/user/data && sync && head -c 300M /dev/urandom > /home/user/data && sync")
-            one.commands.run("sha256sum /home/user/data > /home/user/sum && sync")
+            one.commands.run(f"rm /home/user/data && sync && head -c {data}M /dev/urandom > /home/user/data && sync", timeout=600)
+            one.commands.run("sha256sum /home/user/data > /home/user/sum && sync", timeout=600)
             verify = (
                 "import os\nfd = os.open('/home/user/data', os.O_RDONLY)\n"
                 "os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)\n"
             )
             one.commands.run(program_in_memory(verify))
-            one.commands.run("sha256sum -c /home/user/sum")
+            one.commands.run("sha256sum -c /home/user/sum", timeout=600)
             assert "disk_stopped" not in log_of(server, one)
         # Room is counted by whole disks: above the floor there is some for three of them, one of which is there.
         made = []

@@ -36,7 +36,7 @@ def start(sandbox: Sandbox, kind: str, user: str, *options: str, mib: int = ATTA
 def logged(platform: Platform, sandbox_id: str) -> list[dict]:
     """What the sandbox's log says about the memory of its sockets."""
     headers = {"X-API-Key": os.environ["E2B_API_KEY"]}
-    answer = httpx.get(f"{platform.url}/v2/sandboxes/{sandbox_id}/logs", params={"limit": 1000}, headers=headers)
+    answer = httpx.get(f"{platform.url}/v2/sandboxes/{sandbox_id}/logs", params={"limit": 1000}, headers=headers, timeout=60)
     entries = answer.json()["logs"]
     return [entry for entry in entries if entry.get("fields", {}).get("event_type") == "socket_memory"]
 

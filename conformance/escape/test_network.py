@@ -7,9 +7,9 @@ import uuid
 from typing import Any
 
 import httpx
-from e2b import Sandbox, TimeoutException
+from e2b import Sandbox
 
-from harness.inside import Background, end_spawner, probe, root
+from harness.inside import Background, end_spawner, probe, root, starts
 from harness.patience import within
 from harness.platform import Platform
 from harness.traffic import until
@@ -107,14 +107,6 @@ def test_a_user_cannot_take_the_place_of_the_spawner(sandbox: Sandbox) -> None:
         assert root(sandbox, "id -u; test -e /tmp/stolen || echo nothing") == "0\nnothing\n"
 
 
-def starts(sandbox: Sandbox) -> bool:
-    """Whether a command can be started at this moment."""
-    try:
-        return root(sandbox, "echo started") == "started\n"
-    except TimeoutException:
-        return False
-
-
 def test_a_flood_of_the_control_channel_does_not_lock_the_host_out(sandbox: Sandbox) -> None:
     hog = (
         "import socket,time\nheld=[]\n"
@@ -147,6 +139,7 @@ def test_control_routes_are_404_from_outside(sandbox: Sandbox, platform: Platfor
                 "E2b-Sandbox-Port": "49983",
                 "X-Access-Token": sandbox._envd_access_token or "",
             },
+            timeout=60,
         )
         assert answer.status_code == 404, method
 
@@ -175,5 +168,5 @@ def test_the_platform_answers_a_hostile_port_with_care(sandbox: Sandbox, platfor
             assert answer.status_code in (200, 502)
         except httpx.HTTPError:
             pass
-    assert httpx.get(f"{platform.url}/health").status_code == 200
+    assert httpx.get(f"{platform.url}/health", timeout=60).status_code == 200
     assert root(sandbox, "echo fine") == "fine\n"

@@ -6,8 +6,9 @@ import os
 
 from e2b import Sandbox
 
-from harness.inside import Marked, host_pids, probe, root
+from harness.inside import Marked, ending_spawner, host_pids, probe, root, starts
 from harness.platform import Platform
+from harness.traffic import until
 
 
 def test_only_its_own_processes(sandbox: Sandbox, neighbour: Sandbox, platform: Platform) -> None:
@@ -28,13 +29,13 @@ def test_a_signal_to_everybody_stays_inside(sandbox: Sandbox, neighbour: Sandbox
     mine, theirs = Marked(sandbox), Marked(neighbour)
     # Before it has its mark, it would seem to be gone already.
     assert mine.host_pid
-    sandbox.commands.run("python3 -c 'import os; os.kill(-1, 9)'; true", user="root", timeout=20, background=True)
-    from harness.traffic import until
-
+    with ending_spawner():
+        sandbox.commands.run("python3 -c 'import os; os.kill(-1, 9)'; true", user="root", timeout=20, background=True)
     until(lambda: not host_pids(mine.mark), "its own processes are gone")
     assert theirs.host_pid
     assert root(neighbour, "echo fine") == "fine\n"
     # Whatever starts processes was killed too; the agent must have found a new one.
+    until(lambda: starts(sandbox), "the host has replaced the spawner")
     assert root(sandbox, "echo again") == "again\n"
 
 

@@ -38,7 +38,7 @@ HONEST = {
 
 def events(server: Platform, sandbox_id: str) -> list[str]:
     headers = {"X-API-Key": os.environ["E2B_API_KEY"]}
-    answer = httpx.get(f"{server.url}/v2/sandboxes/{sandbox_id}/logs", params={"limit": 1000}, headers=headers)
+    answer = httpx.get(f"{server.url}/v2/sandboxes/{sandbox_id}/logs", params={"limit": 1000}, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return [entry["fields"].get("event_type", "") for entry in answer.json()["logs"]]
 

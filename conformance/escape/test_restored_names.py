@@ -31,8 +31,6 @@ from harness.platform import Platform
 from harness.traffic import program, until
 
 KINDS = ["directory", "file", "fifo", "link", "symlink", "socket"]
-# Names of other tests in a directory that is open to all: of this suite, and of those that are written in Rust.
-OF_OTHER_TESTS = ("rf-closed-", "rf-open-", "rf-mark-", ".tmp")
 # Directories of the host in which everybody may create something.
 OPEN = [Path(path) for path in ("/var/tmp", "/dev/shm", "/tmp", "/run/lock")]
 
@@ -60,8 +58,9 @@ class Decoys:
     def __init__(self) -> None:
         mark = uuid.uuid4().hex[:8]
         # Not below a directory that a suite of its own may hide.
-        self.closed, self.open = (Path(f"/var/tmp/rf-{name}-{mark}") for name in ("closed", "open"))
-        for directory, mode in ((self.closed, 0o700), (self.open, 0o1777)):
+        self.beside = Path(f"/var/tmp/rf-decoys-{mark}")
+        self.closed, self.open = self.beside / "closed", self.beside / "open"
+        for directory, mode in ((self.beside, 0o1777), (self.closed, 0o700), (self.open, 0o1777)):
             directory.mkdir()
             directory.chmod(mode)
         (self.closed / "file").write_text("secret")
@@ -78,8 +77,7 @@ class Decoys:
 
     def state(self) -> dict[str, object]:
         state: dict[str, object] = {str(self.open): sorted(os.listdir(self.open))}
-        # Everyone may write there, and other tests do. None of their names can be one that CRIU makes, or a sandbox chose.
-        state["/var/tmp"] = sorted(name for name in os.listdir("/var/tmp") if not name.startswith(OF_OTHER_TESTS))
+        state[str(self.beside)] = sorted(os.listdir(self.beside))
         for path in [self.closed, *(self.closed / name for name in self.names)]:
             try:
                 found = os.lstat(path)
@@ -92,8 +90,7 @@ class Decoys:
         assert self.state() == self.before
 
     def remove(self) -> None:
-        for directory in (self.closed, self.open):
-            shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(self.beside, ignore_errors=True)
 
 
 @pytest.fixture

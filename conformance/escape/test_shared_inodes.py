@@ -6,6 +6,7 @@ That holds as well after a resume from disk, in forks and in sandboxes from snap
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -59,7 +60,10 @@ class Holder(Asked):
 
 def tried_by_the_host(paths: list[str]) -> dict[str, Any]:
     names = json.dumps([path for path in paths if path.startswith(ON_THE_HOST) and Path(path).exists()])
-    answer = subprocess.run([sys.executable, PROGRAMS / "inodes.py", "try", names], capture_output=True, text=True, check=True)
+    with open(PROGRAMS / "inodes.py") as turn:
+        # Those of two suites that try at the same moment would meet each other's locks.
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        answer = subprocess.run([sys.executable, PROGRAMS / "inodes.py", "try", names], capture_output=True, text=True, check=True)
     return json.loads(answer.stdout)
 
 

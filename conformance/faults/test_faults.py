@@ -155,6 +155,8 @@ def create(world: World, server: Server, chance: random.Random) -> None:
         world.counts["creates"] += 1
     try:
         connected(server, made.id).commands.run(f"exec -a {mark} sleep 86400", background=True, timeout=0).disconnect()
+        # The shell becomes it a moment after its start was answered, and is not to be paused or forked before.
+        until(lambda: bool(host_pids(mark)), "the shell has become it")
         made.is_marked = True
         made.is_new = False
     except Exception as error:

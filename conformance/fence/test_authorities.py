@@ -125,4 +125,4 @@ def test_an_issuer_that_a_step_adds_is_trusted(platform: Platform, internet: Int
         failed = box.commands.run(f'curl -sS https://{SITE}/ 2>&1 || true; node -e "{FETCH}" 2>&1 || true').stdout
         assert "certificate" in failed and home(SITE) not in failed, failed
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
-    assert httpx.delete(f"{platform.url}/templates/{name}", headers=headers).status_code == 204
+    assert httpx.delete(f"{platform.url}/templates/{name}", headers=headers, timeout=60).status_code == 204

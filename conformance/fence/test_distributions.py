@@ -120,7 +120,7 @@ def name(platform: Platform) -> Iterator[str]:
     name = f"t{uuid.uuid4().hex[:12]}"
     yield name
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
-    httpx.delete(f"{platform.url}/templates/{name}", headers=headers)
+    httpx.delete(f"{platform.url}/templates/{name}", headers=headers, timeout=60)
 
 
 def build(template: object, name: str) -> list[str]:
@@ -158,7 +158,7 @@ def imported(debian: Registry, platform: Platform) -> Iterator[str]:
     name = f"t{uuid.uuid4().hex[:12]}"
     build(Template().from_image(f"{HOST}:{PORT}/debian:12"), name)
     yield name
-    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]})
+    httpx.delete(f"{platform.url}/templates/{name}", headers={"X-API-Key": platform.credentials()["E2B_API_KEY"]}, timeout=60)
 
 
 @pytest.fixture(params=[*ESCAPES, *ESCAPES_OF_USERS])
@@ -204,7 +204,7 @@ USER user
     build(template.set_start_cmd("exec python3 main.py", f'python3 -c "{READY}"'), name)
     for _ in range(2):
         with Sandbox.create(name, timeout=120) as box:
-            answer = httpx.get(f"{platform.url}/", headers={"Host": box.get_host(8000)})
+            answer = httpx.get(f"{platform.url}/", headers={"Host": box.get_host(8000)}, timeout=60)
             assert (answer.status_code, answer.text) == (200, "45")
     # Beside what root has installed, in one interpreter; the package has headers.
     with Sandbox.create(name, timeout=120) as box:

@@ -223,7 +223,7 @@ def test_the_log_tells_what_was_set(injected: Injected, platform: Platform) -> N
     url = f"{platform.url}/v2/sandboxes/{injected.box.sandbox_id}/logs"
 
     def logged() -> str:
-        return httpx.get(url, headers={"X-API-Key": os.environ["E2B_API_KEY"]}).text
+        return httpx.get(url, headers={"X-API-Key": os.environ["E2B_API_KEY"]}, timeout=60).text
 
     until(lambda: "egress_injected" in logged(), "the request is in the log")
     assert path in logged() and injected.secret not in logged() and "key=mine" not in logged()
@@ -243,16 +243,16 @@ def test_injections_come_and_go(create: Callable[..., Sandbox], platform: Platfo
     assert got(f"/{name}/a") == [None]
     token = f"sk-{uuid.uuid4().hex}"
     rule = {"type": "openai", "api_key": token, "base_url": f"https://{API}/{name}/v1/*"}
-    assert httpx.put(url, json={"injections": [rule]}, headers=key).status_code == 204
+    assert httpx.put(url, json={"injections": [rule]}, headers=key, timeout=60).status_code == 204
     assert got(f"/{name}/v1/b") == [f"Bearer {token}"]
     assert got(f"/{name}/v2/b") == [None]
     assert got(f"/{name}/v1/../c") == [] and sent(internet, f"/{name}/c") == [None]
-    shown = httpx.get(url, headers=key).text
+    shown = httpx.get(url, headers=key, timeout=60).text
     assert token not in shown and "openai" in shown
     assert platform.terminate() == 0
     platform.start()
     assert got(f"/{name}/v1/d") == [f"Bearer {token}"]
-    assert httpx.put(url, json={"injections": []}, headers=key).status_code == 204
+    assert httpx.put(url, json={"injections": []}, headers=key, timeout=60).status_code == 204
     assert got(f"/{name}/v1/e") == [None]
 
 

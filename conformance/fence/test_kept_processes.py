@@ -113,7 +113,7 @@ def some_path() -> str:
 
 def log_of(platform: Platform, box: Sandbox) -> str:
     headers = {"X-API-Key": platform.credentials()["E2B_API_KEY"]}
-    return httpx.get(f"{platform.url}/v2/sandboxes/{box.sandbox_id}/logs", headers=headers).text
+    return httpx.get(f"{platform.url}/v2/sandboxes/{box.sandbox_id}/logs", headers=headers, timeout=60).text
 
 
 def assert_injected(client: Client, box: Sandbox, internet: Internet, header: str) -> None:
@@ -302,7 +302,7 @@ def test_connections_of_a_sandbox_that_is_written_later(platform: Platform, inte
         assert {internet.ended(connection)["how"] for connection in connected.connections()} == {"reset"}
         headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
         path = f"{server.url}/sandboxes/{box.sandbox_id}"
-        until(lambda: httpx.get(path, headers=headers).json()["pauseStorage"] == "disk", "it is on disk")
+        until(lambda: httpx.get(path, headers=headers, timeout=60).json()["pauseStorage"] == "disk", "it is on disk")
         box = Sandbox.connect(box.sandbox_id, timeout=300)
         connected.assert_ended(box)
         box.kill()

@@ -125,6 +125,7 @@ def test_a_new_token_reaches_a_running_sandbox(make: Create, host: CodeHost, pla
         f"{os.environ['E2B_API_URL']}/sandboxes/{box.sandbox_id}/github-token",
         json={"authorization_token": OTHER_TOKEN},
         headers={"X-API-Key": os.environ["E2B_API_KEY"]},
+        timeout=60,
     )
     assert answer.status_code == 204, answer.text
     assert run(box, f"{inside} | wc -l") == "1\n"

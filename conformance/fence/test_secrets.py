@@ -14,7 +14,6 @@ from e2b import AsyncSecret, Sandbox, Secret
 from e2b.exceptions import InvalidArgumentException, SandboxException
 from e2b.secret import SecretInfo
 
-from harness.internet import Internet
 from harness.platform import Platform
 
 SITE, OTHER = "www.example.com", "api.example.net"
@@ -69,7 +68,7 @@ def test_async_secrets(platform: Platform) -> None:
 
 def test_no_response_has_the_value(secret: SecretInfo) -> None:
     url, key = os.environ["E2B_API_URL"], os.environ["E2B_API_KEY"]
-    with httpx.Client(base_url=url, headers={"X-API-Key": key}) as client:
+    with httpx.Client(base_url=url, headers={"X-API-Key": key}, timeout=60) as client:
         for path in ("/secrets", f"/secrets/{secret.secret_id}", "/secrets/api-key"):
             answer = client.get(path)
             assert answer.status_code == 200 and VALUE not in answer.text

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.patience import within
 from harness.platform import Platform
 
 HERE = Path(__file__).parent
@@ -106,7 +107,7 @@ def end_all(platform: Platform, headers: dict[str, str]) -> int:
 def not_built(platform: Platform) -> dict[str, tuple[str, re.Pattern[str]]]:
     """The operations that are not built yet: method and form of the path, by id. The server's tests hold the list."""
     found = {}
-    for path, item in httpx.get(f"{platform.url}/openapi.json").json()["paths"].items():
+    for path, item in httpx.get(f"{platform.url}/openapi.json", timeout=60).json()["paths"].items():
         for method, operation in item.items():
             if "501" in operation["responses"]:
                 form = re.compile(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(path)))
@@ -140,11 +141,11 @@ def test_no_answer_is_a_surprise(platform: Platform, keys: dict[str, str], tmp_p
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
+        timeout=min(870, within(400)),
     )
     print(f"\n{ran.stdout}")
     # If the fuzzer had ended its own key, the rest would have tested nothing but refusals.
-    assert httpx.get(f"{platform.url}/v2/sandboxes", headers=keys).status_code == 200
+    assert httpx.get(f"{platform.url}/v2/sandboxes", headers=keys, timeout=60).status_code == 200
     ended = end_all(platform, keys)
     assert ran.returncode == 0
     # It was not all refused at the door, and every operation had its turn.

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -70,9 +71,18 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
+// patience is so many seconds on the machine for which deadlines were written, and longer where it is slower.
+func patience(seconds float64) time.Duration {
+	factor, err := strconv.ParseFloat(os.Getenv("RINGFENCE_PATIENCE"), 64)
+	if err != nil {
+		factor = 1
+	}
+	return time.Duration(seconds * factor * float64(time.Second))
+}
+
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience(60))
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -88,7 +98,7 @@ func sandboxFor(t *testing.T, change ...func(*sandbox.CreateParams)) *sandbox.Sa
 	box, err := client.Create(within(t), params)
 	must(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience(30))
 		defer cancel()
 		var failed *sandbox.APIError
 		if err := box.Kill(ctx); err != nil && !(asAPIError(err, &failed) && failed.StatusCode == 404) {
@@ -115,7 +125,7 @@ func same[T comparable](t *testing.T, got, want T) {
 // until waits for something that another process does.
 func until(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience(20))
 	for !condition() {
 		if time.Now().After(deadline) {
 			t.Fatalf("still not so: %s", what)

@@ -21,7 +21,7 @@ func templateName(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("go%x", time.Now().UnixNano())
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience(30))
 		defer cancel()
 		var failed *sandbox.APIError
 		if err := client.DeleteTemplate(ctx, name); err != nil && !(asAPIError(err, &failed) && failed.StatusCode == 404) {

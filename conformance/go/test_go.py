@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from harness.code_host import TOKEN, CodeHost
+from harness.patience import factor, within
 from harness.platform import Platform
 from harness.policies import secure_platform_on_the_internet
 from harness.traffic import PROGRAMS
@@ -53,7 +54,7 @@ def test_go(work_dir: Path, tmp_path: Path) -> None:
     with secure_platform_on_the_internet(work_dir / "go") as (platform, internet):
         CodeHost(internet).make("octocat/go")
         ran = subprocess.run(
-            [tests, "-test.v", "-test.timeout=300s", f"-test.coverprofile={profile}"],
+            [tests, "-test.v", f"-test.timeout={within(300):.0f}s", f"-test.coverprofile={profile}"],
             cwd=HERE,
             env={
                 **platform.environment(),
@@ -63,12 +64,13 @@ def test_go(work_dir: Path, tmp_path: Path) -> None:
                 "RINGFENCE_CODE_HOST_TOKEN": TOKEN,
                 "RINGFENCE_PROGRAMS": str(PROGRAMS),
                 "RINGFENCE_ADDRESS": f"127.0.0.1:{platform.port}",
+                "RINGFENCE_PATIENCE": str(factor()),
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=600,
+            timeout=within(600),
         )
         print(f"\n{ran.stdout}")
         assert ran.returncode == 0

@@ -94,13 +94,14 @@ def chromium(home: Path, authority: str | None) -> Iterator[Page]:
         address = profile / "DevToolsActivePort"
         until(lambda: address.exists() and address.read_text().count("\n") == 1, "the browser listens", within_s=60)
         port, path = address.read_text().split("\n")
-        with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=within(10)) as browser:
+        # No pings: events of a page that is asked nothing are not read, and answers to pings stay behind them.
+        with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=within(10), ping_interval=None) as browser:
             browser.send(json.dumps({"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
             target = json.loads(browser.recv(timeout=60))["result"]["targetId"]
-            with connect(f"ws://127.0.0.1:{port}/devtools/page/{target}", max_size=None, open_timeout=within(10)) as devtools:
+            with connect(f"ws://127.0.0.1:{port}/devtools/page/{target}", max_size=None, open_timeout=within(10), ping_interval=None) as devtools:
                 yield Page(devtools)
             browser.send(json.dumps({"id": 2, "method": "Browser.close"}))
-        started.wait(20)
+        started.wait(within(60))
     finally:
         started.kill()
         started.wait(20)

@@ -54,7 +54,7 @@ class Client:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=within(120),
             **({"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}),
         )
 

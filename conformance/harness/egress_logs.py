@@ -13,7 +13,10 @@ from harness.platform import Platform
 
 def entries(platform: Platform, sandbox: Sandbox) -> list[dict[str, Any]]:
     answer = httpx.get(
-        f"{platform.url}/sandboxes/{sandbox.sandbox_id}/logs", headers={"X-API-Key": os.environ["E2B_API_KEY"]}, params={"limit": 1000}
+        f"{platform.url}/sandboxes/{sandbox.sandbox_id}/logs",
+        headers={"X-API-Key": os.environ["E2B_API_KEY"]},
+        params={"limit": 1000},
+        timeout=60,
     )
     assert answer.status_code == 200, answer.text
     return [entry for entry in answer.json()["logEntries"] if entry["fields"].get("logger") == "egress"]

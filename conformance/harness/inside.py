@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2b import CommandExitException, Sandbox, TimeoutException
+from e2b import CommandExitException, CommandHandle, Sandbox, TimeoutException
 
 from harness.traffic import program, until
 
@@ -35,13 +37,37 @@ def status(sandbox: Sandbox, command: str, user: str = "root", timeout: float = 
         return failed.exit_code
 
 
-def end_spawner(sandbox: Sandbox) -> None:
-    """Has root inside kill the process that starts all others. It may be gone before it has said that it started the command
-    that kills it: then the answer is that it is gone."""
+@contextmanager
+def ending_spawner() -> Iterator[None]:
+    """Around the start of what ends the process that starts all others. That may be gone before it has said that it started this:
+    then the answer is that it is gone."""
     try:
-        root(sandbox, "pkill -KILL -f '^ringfence spawner' || true")
+        yield
     except TimeoutException as gone:
         assert "its spawner is gone" in str(gone)
+
+
+def end_spawner(sandbox: Sandbox) -> None:
+    """Has root inside kill the process that starts all others."""
+    with ending_spawner():
+        root(sandbox, "pkill -KILL -f '^ringfence spawner' || true")
+
+
+def starts(sandbox: Sandbox) -> bool:
+    """Whether a command can be started at this moment."""
+    try:
+        return root(sandbox, "echo started") == "started\n"
+    except TimeoutException:
+        return False
+
+
+def attack_spawner(sandbox: Sandbox, command: str) -> CommandHandle:
+    """Starts a program of root inside that ends or changes the process that starts all others. It begins once its start was answered."""
+    begin = f"/tmp/begin-{uuid.uuid4().hex[:8]}"
+    wait = f"until [ -e {begin} ]; do sleep 0.01; done; exec {command}"
+    handle = sandbox.commands.run(wait, user="root", background=True, timeout=0)
+    sandbox.files.write(begin, "", user="root")
+    return handle
 
 
 def boot_id(sandbox: Sandbox) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from harness import model_api, package_mirror
 from harness.capture import Capture, destined_to
+from harness.patience import within
 from harness.traffic import until
 
 CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
@@ -85,9 +86,18 @@ class Internet:
         for servers in self.servers:
             assert servers.stdin
             servers.stdin.close()
-            servers.wait(10)
+            servers.wait(within(10))
         checked(libc.setns(self.outside, CLONE_NEWNET))
         os.close(self.outside)
+
+    def until_closed(self, *addresses: str) -> None:
+        """Waits until the host has no connection to these: the packets that end one may leave after its client has gone."""
+
+        def left() -> list[str]:
+            shown = subprocess.run(["ss", "-tnH"], capture_output=True, text=True, check=True).stdout
+            return [line for line in shown.splitlines() if line.split()[4].rpartition(":")[0].strip("[]").removeprefix("::ffff:") in addresses]
+
+        until(lambda: not left(), lambda: f"connections have ended: {left()}")
 
     def _connect(self) -> None:
         far = self._serve(self.log_path, "unshare", "--net").pid
@@ -144,7 +154,7 @@ class Internet:
             yield started
         finally:
             started.terminate()
-            started.wait(10)
+            started.wait(within(10))
 
     def ip(self, *commands: str, inside: int | None = None) -> None:
         """Runs commands of `ip`, here or in the namespace of a process."""

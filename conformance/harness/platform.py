@@ -118,7 +118,7 @@ class Platform:
     def wait_ready(self) -> None:
         assert self.process
         deadline = time.monotonic() + within(READY_S)
-        with httpx.Client() as client:
+        with httpx.Client(timeout=60) as client:
             while True:
                 if self.process.poll() is not None:
                     raise PlatformFailed(f"ended with {self.process.returncode}\n{self.log_tail()}")

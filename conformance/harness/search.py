@@ -69,8 +69,12 @@ def memory(pid: int) -> Iterator[bytes]:
 
 
 def file(path: Path) -> Iterator[bytes]:
-    """Content of a file without its holes."""
-    with open(path, "rb", 0) as content:
+    """Content of a file without its holes; nothing of one that was removed meanwhile."""
+    try:
+        content = open(path, "rb", 0)
+    except FileNotFoundError:
+        return
+    with content:
         size, at = os.fstat(content.fileno()).st_size, 0
         while at < size:
             try:
@@ -86,10 +90,10 @@ def file(path: Path) -> Iterator[bytes]:
 
 def tree(root: Path, same_device: bool = True) -> Iterator[Path]:
     """Regular files below a directory."""
-    device = root.stat().st_dev
     for directory, directories, names in os.walk(root):
         if same_device:
-            directories[:] = [name for name in directories if os.lstat(os.path.join(directory, name)).st_dev == device]
+            # One that was removed meanwhile is no mount.
+            directories[:] = [name for name in directories if not os.path.ismount(os.path.join(directory, name))]
         for name in names:
             path = Path(directory, name)
             if path.is_file() and not path.is_symlink():

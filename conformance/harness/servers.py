@@ -198,19 +198,38 @@ class Service:
         return sorted(served) == sorted(node.id for node in self.nodes)
 
     def place(self) -> None:
-        """Has each node connect to the server of its number first, if that is there, and waits until all are served."""
+        """Has each node connect to the server of its number, and waits until each is at that alone."""
+        deadline = time.monotonic() + within(120.0)
+        while found := self._misplaced():
+            self._place(*found, deadline)
+
+    def _misplaced(self) -> tuple[Node, Server] | None:
+        """A node that is not at the server of its number. One that was stopped here for more than ten seconds may have lost its own."""
         for number, node in enumerate(self.nodes):
-            server = self.servers[number % len(self.servers)]
-            # A node prefers none, so the others are away while it looks for one: their ports answer nothing.
-            away = [other for other in self.servers if other is not server and other.process]
+            home = self.servers[number % len(self.servers)]
+            at = [server for server in self.servers if server.process and node.id in server.serves()]
+            if node.process is None or at != [home]:
+                return node, home
+        return None
+
+    def _place(self, node: Node, server: Server, deadline: float) -> None:
+        if node.process:
+            node.terminate()
+        # The connection of the process before may still be listed, and would be taken for that of the next one.
+        while any(node.id in each.serves() for each in self.servers if each.process):
+            if time.monotonic() > deadline:
+                raise PlatformFailed(f"a node that has ended is served: {self.log_tail()}")
+            time.sleep(0.05)
+        # A node prefers none, so the others are away while it looks for one: their ports answer nothing.
+        away = [other for other in self.servers if other is not server and other.process]
+        for other in away:
+            other.signal(signal.SIGSTOP)
+        try:
+            node.launch()
+            self.until_served(node, server)
+        finally:
             for other in away:
-                other.signal(signal.SIGSTOP)
-            try:
-                node.launch()
-                self.until_served(node, server)
-            finally:
-                for other in away:
-                    other.signal(signal.SIGCONT)
+                other.signal(signal.SIGCONT)
 
     def until_served(self, node: Node, server: Server, within_s: float = 30.0) -> None:
         deadline = time.monotonic() + within(within_s)

@@ -9,7 +9,7 @@ const COUNT = 'i=0; while :; do i=$((i+1)); echo $i > /tmp/n.new; mv /tmp/n.new 
 
 test('forks go on by themselves', async (t) => {
   const parent = await sandboxFor(t, { metadata: { of: 'the parent' } })
-  await parent.commands.run(COUNT, { background: true })
+  await parent.commands.run(COUNT, { background: true, timeoutMs: 0 })
   const count = async (sandbox) => Number(await sandbox.files.read('/tmp/n'))
   await until(() => parent.files.exists('/tmp/n'), 'it counts')
   const before = await count(parent)

@@ -73,7 +73,7 @@ test('connecting prolongs and never shortens', async (t) => {
 
 test('a sandbox is paused and resumed', async (t) => {
   const sandbox = await sandboxFor(t)
-  const command = await sandbox.commands.run('i=0; while :; do i=$((i+1)); echo $i > /tmp/n.new; mv /tmp/n.new /tmp/n; done', { background: true })
+  const command = await sandbox.commands.run('i=0; while :; do i=$((i+1)); echo $i > /tmp/n.new; mv /tmp/n.new /tmp/n; done', { background: true, timeoutMs: 0 })
   const count = async () => Number(await sandbox.files.read('/tmp/n'))
   await until(async () => (await sandbox.files.exists('/tmp/n')) && (await count()) > 0)
   const before = await count()

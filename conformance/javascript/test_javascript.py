@@ -21,6 +21,7 @@ from harness import packages
 from harness.beside import beside
 from harness.code_host import TOKEN, CodeHost
 from harness.criu import criu_config
+from harness.patience import factor, within
 from harness.platform import Platform
 from harness.policies import secure_platform_on_the_internet
 from harness.registry import ENVIRONMENT, PASSWORD, USER, changes, layer, programs, registry
@@ -154,7 +155,7 @@ def run(platform: Platform, directory: Path, suite: str, environment: dict[str, 
         shutil.copy(source, directory)
     (directory / "node_modules").symlink_to(modules)
     ran = subprocess.run(
-        [os.environ["RINGFENCE_NODE"], "--test", "--test-reporter=spec", "--test-timeout=120000", f"{suite}.test.mjs"],
+        [os.environ["RINGFENCE_NODE"], "--test", "--test-reporter=spec", f"--test-timeout={within(120_000):.0f}", f"{suite}.test.mjs"],
         cwd=directory,
         env={
             **platform.environment(),
@@ -164,13 +165,14 @@ def run(platform: Platform, directory: Path, suite: str, environment: dict[str, 
             "RINGFENCE_CALLED": str(directory / "called"),
             "NODE_OPTIONS": f"--require={directory}/resolve.cjs",
             "RINGFENCE_ADDRESS": f"127.0.0.1:{platform.port}",
+            "RINGFENCE_PATIENCE": str(factor()),
             **(environment or {}),
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=within(300),
     )
     print(f"\ne2b {version}, {suite}\n{ran.stdout}")
     closing = [line.split() for line in ran.stdout.splitlines() if line.startswith("ℹ ")]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,9 @@ class Release:
             for names, path in re.findall(r"^\d+:([^:]+):(.*)$", groups, re.MULTILINE):
                 if self.node_pod.id in path:
                     root = Path("/sys/fs/cgroup") / names.removeprefix("name=")
-                    (root / "cgroup.procs").write_text(entry)
+                    # A process may have ended since it was listed.
+                    with suppress(ProcessLookupError):
+                        (root / "cgroup.procs").write_text(entry)
 
     def create_pod_of_node(self) -> Pod:
         self.starts += 1

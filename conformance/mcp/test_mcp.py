@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.patience import within
 from harness.platform import Platform
 
 HERE = Path(__file__).parent
@@ -60,7 +61,7 @@ def report(command: list[str], platform: Platform, directory: Path) -> dict[str,
         input=json.dumps(CALLS),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=within(60),
     )
     assert ran.returncode == 0, ran.stderr
     answer: dict[str, Any] = json.loads(ran.stdout)

@@ -120,7 +120,7 @@ def test_the_cases_find_expressions_that_are_wrong(expression: str, fails: str, 
 def test_each_alert_says_what_to_do(metered: tuple[Platform, Prometheus]) -> None:
     """What `runbook` names is a section of a page that the platform serves, and says more than the alert."""
     server, _ = metered
-    page = httpx.get(f"{server.url}/docs/alerts").text
+    page = httpx.get(f"{server.url}/docs/alerts", timeout=60).text
     text = RUNBOOK.read_text()
     for alert in ALERTS:
         assert f"runbook: /docs/alerts#{alert.lower()}\n" in RULES.read_text(), alert
@@ -142,8 +142,9 @@ def test_what_is_asked_for_is_exported(metered: tuple[Platform, Prometheus]) -> 
 def test_every_panel_has_an_answer(metered: tuple[Platform, Prometheus]) -> None:
     _, prometheus = metered
     assert len(questions()) >= 30
-    unanswered = [question for question in questions() if not prometheus.query(question)]
-    assert unanswered == []
+    for question in questions():
+        # A scrape that a busy host was late for leaves nothing to see until the next one.
+        until(lambda question=question: prometheus.query(question), f"{question} has an answer")
 
 
 def test_nothing_fires_on_a_platform_that_is_well(metered: tuple[Platform, Prometheus]) -> None:

@@ -261,9 +261,13 @@ def test_a_receiver_that_hangs_delays_nothing(traced: Traced, receiver: Receiver
     exports = len(receiver.exports)
     traced.request("GET", "/sandboxes")
     until(lambda: len(receiver.exports) > exports, "the export hangs")
-    begun = time.monotonic()
-    ids = [traced.request("GET", "/sandboxes")[1] for _ in range(200)]
-    assert time.monotonic() - begun < within(5), "requests do not wait for the receiver"
+    ids, longest = [], 0.0
+    for _ in range(200):
+        begun = time.monotonic()
+        ids.append(traced.request("GET", "/sandboxes")[1])
+        longest = max(longest, time.monotonic() - begun)
+    # One that did would wait for ten seconds.
+    assert longest < within(5), "requests do not wait for the receiver"
     receiver.answer = 200
     # The export that hangs is given up after ten seconds, and sent again.
     for request in (ids[0], ids[-1]):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from e2b import NotFoundException, SandboxException, SandboxQuery, SandboxState
 
-from harness.patience import within
 from harness.surface import FLAVOURS, SANDBOX, Box, both, called, methods
 
 # Methods for what the platform does not have.
@@ -37,10 +36,13 @@ async def test_a_whole_life(box: Box) -> None:
     )
     found = [item async for item in pages(box, SandboxQuery(metadata={"mark": mark}, state=[SandboxState.RUNNING]))]
     assert [item.sandbox_id for item in found] == [made.sandbox_id]
+    before = datetime.now(timezone.utc)
     connected = await of_class(box, "connect", made.sandbox_id, timeout=200)
+    after = datetime.now(timezone.utc)
     assert connected.sandbox_id == made.sandbox_id
-    left = (await of_class(box, "get_info", made.sandbox_id)).end_at - datetime.now(timezone.utc)
-    assert timedelta(seconds=200 - within(10)) < left <= timedelta(seconds=201)
+    end_at = (await of_class(box, "get_info", made.sandbox_id)).end_at
+    # A second for rounding.
+    assert before + timedelta(seconds=199) <= end_at <= after + timedelta(seconds=201)
     await of_class(box, "set_timeout", made.sandbox_id, timeout=50)
     left = (await of_class(box, "get_info", made.sandbox_id)).end_at - datetime.now(timezone.utc)
     assert left <= timedelta(seconds=51)
@@ -62,10 +64,12 @@ async def test_a_sandbox_at_hand(box: Box) -> None:
     assert await box.is_running(request_timeout=30)
     assert await box.get_host(80) == f"80-{box.sandbox_id}.{box.sandbox_domain}"
     await box.set_timeout(500)
+    before = datetime.now(timezone.utc)
     again = await box.connect(timeout=600)
+    after = datetime.now(timezone.utc)
     assert again.sandbox_id == box.sandbox_id
-    left = (await box.get_info()).end_at - datetime.now(timezone.utc)
-    assert timedelta(seconds=600 - within(10)) < left <= timedelta(seconds=601)
+    end_at = (await box.get_info()).end_at
+    assert before + timedelta(seconds=599) <= end_at <= after + timedelta(seconds=601)
     await box.shell("echo -n x > f")
     await box.update_network({"allow_out": ["1.1.1.1", "example.com"], "deny_out": ["0.0.0.0/0"]})
     await of_class(box, "update_network", box.sandbox_id, {})

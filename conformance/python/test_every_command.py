@@ -15,6 +15,7 @@ from e2b import (
     TimeoutException,
 )
 
+from harness.patience import within
 from harness.surface import CLASSES, FLAVOURS, Box, both, methods, parameters, untried
 
 SIZE = PtySize(rows=24, cols=80)
@@ -65,7 +66,7 @@ class Screen:
         """The exit code, in whatever way the SDK reports it."""
         assert self.watcher
         try:
-            return (await asyncio.wait_for(self.watcher, 30)).exit_code
+            return (await asyncio.wait_for(self.watcher, within(30))).exit_code
         except CommandExitException as failed:
             return failed.exit_code
 

@@ -65,7 +65,7 @@ def api(server: Platform) -> httpx.Client:
 
 
 def fork(box: Sandbox, count: int = 1, timeout: int = 120) -> list[Sandbox]:
-    children = box.fork(timeout=timeout, count=count)
+    children = box.fork(timeout=timeout, count=count, request_timeout=within(120))
     failed = [child for child in children if isinstance(child, Exception)]
     assert failed == [] and len(children) == count
     return children
@@ -269,7 +269,7 @@ def test_requests_meanwhile_are_answered(forking: Platform, box: Sandbox) -> Non
     headers = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "7000"}
 
     def get() -> int:
-        return httpx.get(forking.url, headers=headers, timeout=30).status_code
+        return httpx.get(forking.url, headers=headers, timeout=within(120)).status_code
 
     until(lambda: get() == 200, "it serves")
     has_ended = threading.Event()
@@ -372,7 +372,7 @@ def test_connections_from_outside_are_those_of_the_parent(forking: Platform, box
     def headers(port: int) -> dict[str, str]:
         return {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": str(port)}
 
-    with concurrent.futures.ThreadPoolExecutor() as pool, httpx.Client(base_url=forking.url, timeout=20) as client:
+    with concurrent.futures.ThreadPoolExecutor() as pool, httpx.Client(base_url=forking.url, timeout=within(300)) as client:
         waiting = pool.submit(client.get, "/", headers=headers(7001))
         until(lambda: box.files.exists("/tmp/accepted"), "it has accepted")
         with client.stream("GET", "/", headers=headers(7000)) as stream:

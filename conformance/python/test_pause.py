@@ -14,6 +14,7 @@ import httpx
 import pytest
 from e2b import CommandExitException, NotFoundException, PtySize, Sandbox, SandboxException, SandboxQuery, SandboxState
 
+from harness.criu import groups
 from harness.elapse import nothing_for
 from harness.inside import Timers
 from harness.patience import within
@@ -122,7 +123,7 @@ def test_a_paused_one_is_killed_at_once(platform: Platform) -> None:
 
 def test_commands_and_terminals_go_on(sandbox: Sandbox) -> None:
     lines = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done"
-    command = sandbox.commands.run(lines, background=True)
+    command = sandbox.commands.run(lines, background=True, timeout=0)
     pty = sandbox.pty.create(size=PtySize(rows=24, cols=80), timeout=0)
     sandbox.pty.send_stdin(pty.pid, b"NAME=kept\n")
     ended: list[BaseException | None] = []
@@ -177,7 +178,7 @@ def test_in_memory_time_passes(sandbox: Sandbox) -> None:
 
 
 def test_a_server_answers_again(sandbox: Sandbox, platform: Platform) -> None:
-    sandbox.commands.run("cd /tmp && echo hello > page && python3 -m http.server 3000", background=True)
+    sandbox.commands.run("cd /tmp && echo hello > page && python3 -m http.server 3000", background=True, timeout=0)
     host = sandbox.get_host(3000)
     assert wait_served(platform.url, host, "/page").text == "hello\n"
     assert sandbox.pause() is True
@@ -251,8 +252,7 @@ def gone_from_the_host(box: Sandbox) -> bool:
                     return False
             except OSError:
                 continue
-    groups = [group for group in Path("/sys/fs/cgroup").rglob(f"{box.sandbox_id}.*")]
-    return groups == [] and box.sandbox_id not in Path("/proc/mounts").read_text()
+    return groups(box) == [] and box.sandbox_id not in Path("/proc/mounts").read_text()
 
 
 def pause_to_disk(box: Sandbox) -> bool:

@@ -143,7 +143,7 @@ def test_a_terminal_keeps_its_shell(box: Sandbox) -> None:
         box = Sandbox.connect(box.sandbox_id, timeout=300)
         terminal = box.pty.connect(shell.pid, timeout=0) if hasattr(box.pty, "connect") else None
         box.pty.send_stdin(shell.pid, f"echo $X-$PWD-$(jobs -r | wc -l) >/tmp/seen{cycle}\n".encode())
-        until(lambda: box.files.exists(f"/tmp/seen{cycle}"), "the shell answers")
+        until(lambda: box.files.exists(f"/tmp/seen{cycle}") and box.files.read(f"/tmp/seen{cycle}") != "", "the shell answers")
         assert box.files.read(f"/tmp/seen{cycle}") == "kept-/usr-1\n"
         if terminal:
             terminal.disconnect()
@@ -185,7 +185,8 @@ def test_it_continues_with_the_ids_of_the_place_that_it_gets(box: Sandbox) -> No
 def test_it_keeps_its_processors_in_any_place(box: Sandbox) -> None:
     """Programs have read which ones there are, and may be restored where others begin."""
     look = "cat /sys/devices/system/cpu/online; nproc; grep ^processor /proc/cpuinfo; taskset -pc $(pgrep -o sleep) | sed 's/.*: //'"
-    box.commands.run("sleep 1000", background=True)
+    box.commands.run("exec sleep 1000", background=True, timeout=0)
+    until(lambda: box.commands.run("pgrep -xc sleep || true").stdout == "1\n", "it runs")
     first = box.commands.run(look).stdout
     assert first.split()[1] == "1"
     others: list[Sandbox] = []

@@ -44,7 +44,7 @@ def test_a_child_has_the_files_and_the_sandbox_runs_on(platform: Platform, sandb
         "echo kept > f; ln -s f link; mkdir -p d/e; head -c 3000000 /dev/urandom > big; sha256sum big > sum;"
         " sudo sh -c 'echo root > /etc/of-root; chmod 600 /etc/of-root; rm /etc/hostname; echo x > /usr/local/bin/x; chmod 755 /usr/local/bin/x'"
     )
-    counter = sandbox.commands.run("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", background=True)
+    counter = sandbox.commands.run("i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", background=True, timeout=0)
     shell = sandbox.pty.create(size=PtySize(80, 24), timeout=0)
     before = disks(platform)
     snapshot = sandbox.create_snapshot()

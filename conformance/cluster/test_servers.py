@@ -24,9 +24,9 @@ from harness.patience import within
 from harness.servers import Server, Service, running_service
 from harness.traffic import program, until
 
-# Sandboxes of the team that run.
-LIMIT = 8
-CONFIG = f"[sandbox]\ndisk_mb = 256\n[limits]\nsandboxes = {LIMIT}\n" + criu_config()
+# Sandboxes of the team that run, and that are paused.
+LIMIT, PAUSED = 8, 4
+CONFIG = f"[sandbox]\ndisk_mb = 256\n[limits]\nsandboxes = {LIMIT}\npaused_sandboxes = {PAUSED}\n" + criu_config()
 COUNT = "i=0; while :; do i=$((i+1)); echo $i > /tmp/count; sleep 0.05; done"
 # How long sandboxes may be without a server after one is gone.
 TAKEN_OVER_S = 10.0
@@ -221,6 +221,29 @@ def test_the_limit_of_a_team_holds_for_what_is_resumed_and_forked_at_both_at_the
     for sandbox in paused:
         assert through(service.servers[0], sandbox.sandbox_id).commands.run("echo $((6 * 7))").stdout == "42\n"
         assert sandbox.kill()
+
+
+def test_the_limit_of_paused_sandboxes_holds_for_both_at_the_same_time(service: Service) -> None:
+    boxes = [one_on(service, server) for server in service.servers * 3]
+
+    def asked(number: int) -> int:
+        server = service.servers[number % 2]
+        url = f"{server.url}/sandboxes/{boxes[number].sandbox_id}/pause"
+        return httpx.post(url, headers=key_of(server), timeout=60).status_code
+
+    with ThreadPoolExecutor(len(boxes)) as clients:
+        statuses = list(clients.map(asked, range(len(boxes))))
+    assert sorted(statuses) == [204] * PAUSED + [429] * 2, statuses
+    # Those that were refused run on, and one of them is paused once another is not.
+    refused = [box for box, status in zip(boxes, statuses, strict=True) if status == 429]
+    paused = [box for box, status in zip(boxes, statuses, strict=True) if status == 204]
+    for box in refused:
+        assert through(service.servers[1], box.sandbox_id).commands.run("echo $((6 * 7))").stdout == "42\n"
+    assert paused[0].kill()
+    until(lambda: asked(boxes.index(refused[0])) == 204, "there is room")
+    for box in boxes:
+        if box is not paused[0]:
+            assert box.kill()
 
 
 def test_a_node_of_the_other_is_drained(service: Service) -> None:

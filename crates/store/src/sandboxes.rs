@@ -23,7 +23,7 @@ use model::lifecycle::row::RowChange;
 use model::lifecycle::{Kept, State};
 
 use self::change::update_settings;
-pub use self::limits::{TeamMost, TeamShare, TeamUse};
+pub use self::limits::{PausedMost, PausedUse, TeamMost, TeamShare, TeamUse};
 pub use self::page::{Order, SandboxCursor, SandboxFilter, SandboxPage, SandboxQuery};
 pub use self::parcel::{Leaving, Move, ParcelRow};
 pub use self::pause::{Pause, Resumption};

@@ -14,7 +14,7 @@ use model::lifecycle::Kept;
 use parking_lot::{Mutex, RwLock};
 use store::Store;
 use store::error::StoreError;
-use store::sandboxes::{TeamMost, TeamShare, TeamUse};
+use store::sandboxes::{PausedMost, PausedUse, TeamMost, TeamShare, TeamUse};
 use store::servers::UseElsewhere;
 
 use super::rate::Bucket;
@@ -67,6 +67,15 @@ impl ResourceUse {
         }
     }
 
+    /// What one more paused sandbox takes at least.
+    pub(crate) const ONE_PAUSED: Self = Self {
+        sandboxes: 0,
+        cpu_count: 0,
+        memory_mb: 0,
+        paused: 1,
+        paused_disk_mb: 1,
+    };
+
     /// The share of a sandbox while it is paused with these files. Its processes are not counted, but those that are
     /// kept in memory keep that.
     pub(crate) fn paused(self, kept: Kept, disk_bytes: u64) -> Self {
@@ -88,6 +97,27 @@ impl ResourceUse {
         TeamShare {
             cpu_count: number(self.cpu_count),
             memory_mb: number(self.memory_mb),
+        }
+    }
+}
+
+impl From<TeamUse> for ResourceUse {
+    fn from(used: TeamUse) -> Self {
+        Self {
+            sandboxes: used.sandboxes,
+            cpu_count: used.cpu_count,
+            memory_mb: used.memory_mb,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<PausedUse> for ResourceUse {
+    fn from(used: PausedUse) -> Self {
+        Self {
+            paused: used.sandboxes,
+            paused_disk_mb: used.disk_mb,
+            ..Self::default()
         }
     }
 }
@@ -171,22 +201,32 @@ impl TeamQuota {
         (most != TeamMost::default()).then_some(most)
     }
 
+    /// The limits that a paused sandbox must not exceed together with all that are.
+    pub(crate) fn most_paused(&self) -> PausedMost {
+        PausedMost {
+            sandboxes: self.limits.paused_sandboxes,
+            disk_mb: self.limits.paused_disk_mb,
+        }
+    }
+
     /// The limit that a sandbox exceeds, of which others had room here, and not beside what is stored.
-    pub(crate) fn over_by(&self, used: TeamUse, share: ResourceUse) -> OverQuota {
-        let stored = ResourceUse {
-            sandboxes: used.sandboxes,
-            cpu_count: used.cpu_count,
-            memory_mb: used.memory_mb,
-            ..ResourceUse::default()
-        };
+    pub(crate) fn over_by(&self, stored: impl Into<ResourceUse>, share: ResourceUse) -> OverQuota {
+        let stored = stored.into();
         match compare(&self.limits, stored, share) {
             Err(over) => over,
             // It fits by now.
+            Ok(()) if share.paused > 0 => OverQuota {
+                key: "limits.paused_sandboxes",
+                resource: PAUSED,
+                limit: self.limits.paused_sandboxes,
+                used: stored.paused,
+                requested: share.paused,
+            },
             Ok(()) => OverQuota {
                 key: "limits.sandboxes",
                 resource: "concurrent sandboxes",
                 limit: self.limits.sandboxes.unwrap_or(u32::MAX),
-                used: used.sandboxes,
+                used: stored.sandboxes,
                 requested: share.sandboxes,
             },
         }
@@ -211,13 +251,8 @@ impl TeamQuota {
     /// Whether a new sandbox may be promised to be paused at its deadline: while a limit is reached, it would be one more
     /// beyond it. Where there are to be no paused sandboxes at all, it ends at its deadline.
     pub(crate) fn check_auto_pause(&self) -> Result<(), OverQuota> {
-        let one = ResourceUse {
-            paused: 1,
-            paused_disk_mb: 1,
-            ..ResourceUse::default()
-        };
         let used = *self.used.lock();
-        match self.check(used, one) {
+        match self.check(used, ResourceUse::ONE_PAUSED) {
             Err(over) if over.is_soft() => Err(over),
             _ => Ok(()),
         }
@@ -225,12 +260,7 @@ impl TeamQuota {
 
     /// Whether there may be paused sandboxes at all.
     pub(crate) fn keeps_paused(&self) -> bool {
-        let one = ResourceUse {
-            paused: 1,
-            paused_disk_mb: 1,
-            ..ResourceUse::default()
-        };
-        compare(&self.limits, ResourceUse::default(), one)
+        compare(&self.limits, ResourceUse::default(), ResourceUse::ONE_PAUSED)
             .err()
             .is_none_or(|over| over.is_soft())
     }

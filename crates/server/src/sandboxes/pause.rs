@@ -25,7 +25,7 @@ use super::backoff::TooEarly;
 use super::entry::{CountedAs, NotChanged, SandboxEntry, Turn};
 use super::lifecycle::to_json;
 use super::unrecorded::Unrecorded;
-use crate::admission::quota::OverQuota;
+use crate::admission::quota::{OverQuota, ResourceUse};
 use crate::chain::Chain;
 use crate::clock::SECOND_US;
 use crate::node::kept_bytes;
@@ -343,16 +343,14 @@ impl Sandboxes {
             ..turn.lifecycle()
         };
         let settings = to_json(lifecycle);
-        let change = turn
-            .node
-            .rows
-            .sandbox_pausing(id, turn.version(), keep, settings.as_deref());
-        let row = match turn.changed(change.await) {
+        let row = match self.store_pausing(turn, keep, settings.as_deref(), is_limited).await {
             Ok(row) => row,
             Err(error) => {
                 self.keep_running(turn);
-                self.recording.doubt(turn);
-                return Err(error.into());
+                if !matches!(error, PauseError::OverQuota(_)) {
+                    self.recording.doubt(turn);
+                }
+                return Err(error);
             }
         };
         turn.set_lifecycle(lifecycle);
@@ -389,6 +387,31 @@ impl Sandboxes {
         self.pack_later(turn);
         // If that failed, the sandbox is paused, but might not survive a loss of power.
         synced
+    }
+
+    /// Stores that a sandbox is about to be paused. If its team must not have more paused sandboxes than its limit and there are several
+    /// servers, the database decides: what this one knows of the others is some time old.
+    async fn store_pausing(
+        &self,
+        turn: &Turn<'_>,
+        keep: Kept,
+        settings: Option<&str>,
+        is_limited: bool,
+    ) -> Result<SandboxRow, PauseError> {
+        let (rows, version) = (&turn.node.rows, turn.version());
+        if !is_limited || !self.nodes.have_several_servers() {
+            let change = rows.sandbox_pausing(&turn.id, version, keep, settings).await;
+            return Ok(turn.changed(change)?);
+        }
+        let quota = turn.node.admission.quota_of(&turn.team).await?;
+        let one = (&turn.id, &turn.team);
+        let change = rows.sandbox_pausing_within(one, version, keep, settings, quota.most_paused());
+        let change = match change.await {
+            Ok(Ok(change)) => Ok(change),
+            Ok(Err(used)) => return Err(quota.over_by(used, ResourceUse::ONE_PAUSED).into()),
+            Err(error) => Err(error),
+        };
+        Ok(turn.changed(change)?)
     }
 
     /// Records what the node has kept of a sandbox, since when it is paused, and why it was not resumed, and counts it.

@@ -25,6 +25,31 @@ pub struct TeamUse {
     pub memory_mb: u64,
 }
 
+/// What the paused sandboxes of a team may be together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PausedMost {
+    /// How many there may be.
+    pub sandboxes: u32,
+    /// The space that they may take on disks, in MiB; none where there is no limit.
+    pub disk_mb: Option<u32>,
+}
+
+/// What the paused sandboxes of a team on all nodes are together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PausedUse {
+    /// How many there are.
+    pub sandboxes: u64,
+    /// The space that they take on disks, in MiB.
+    pub disk_mb: u64,
+}
+
+impl PausedMost {
+    /// Whether there may be another one, which takes some space.
+    pub(super) fn has_room(self, used: PausedUse) -> bool {
+        used.sandboxes < u64::from(self.sandboxes) && self.disk_mb.is_none_or(|most| used.disk_mb < u64::from(most))
+    }
+}
+
 impl TeamMost {
     /// Whether another sandbox fits beside what is used. What it does not need is not compared: a limit may have been lowered.
     pub(super) fn has_room(self, used: TeamUse, share: TeamShare) -> bool {
@@ -46,6 +71,18 @@ impl FromColumns for TeamUse {
             sandboxes: number("sandboxes")?,
             cpu_count: number("cpu_count")?,
             memory_mb: number("memory_mb")?,
+        })
+    }
+}
+
+impl FromColumns for PausedUse {
+    const TABLE: &'static str = "sandboxes";
+
+    fn from_columns(columns: &Columns<'_>) -> Result<Self, StoreError> {
+        let number = |column| u64::try_from(columns.int(column)?).map_err(|_| columns.corrupt(column));
+        Ok(Self {
+            sandboxes: number("sandboxes")?,
+            disk_mb: number("disk_mb")?,
         })
     }
 }

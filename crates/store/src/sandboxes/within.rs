@@ -1,14 +1,15 @@
-//! Changes by which a team has one more sandbox that runs, if that is within its limits on all nodes together.
+//! Changes by which a team has one more sandbox that runs or is paused, if that is within its limits on all nodes together.
 //!
 //! What a server knows of the nodes of others is some time old, so where there are several, the database decides. It decides about
 //! one after another for each team, so that servers which do it at the same time see each other's. Nobody else acquires the lease of
 //! the node meanwhile: a row that was committed after its next owner has listed the rows would stay without a sandbox.
 
 use model::id::{SandboxId, TeamId};
+use model::lifecycle::Kept;
 use model::lifecycle::row::RowChange;
 
 use super::NewSandbox;
-use super::limits::{TeamMost, TeamShare, TeamUse};
+use super::limits::{PausedMost, PausedUse, TeamMost, TeamShare, TeamUse};
 use super::pause::Resumption;
 use super::row::SandboxRow;
 use crate::Change;
@@ -82,6 +83,45 @@ impl NodeRows {
         Ok(Ok(self.changed(id, what, row).await?))
     }
 
+    /// As [`Self::sandbox_pausing`], if the team may have another paused sandbox beside those that it has on all nodes. Otherwise nothing
+    /// is changed, and the answer is what it has.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn sandbox_pausing_within(
+        &self,
+        (id, team): (&SandboxId, &TeamId),
+        version: i64,
+        kept: Kept,
+        lifecycle_json: Option<&str>,
+        most: PausedMost,
+    ) -> Result<Result<Change<SandboxRow>, PausedUse>, StoreError> {
+        const CHANGE: RowChange = RowChange::Pausing;
+        let what = super::change::name_of(CHANGE);
+        let failed = |error: sqlx::Error| classify(&error, "sandbox", what);
+        let query = self.change_query(id, version, CHANGE, |query| {
+            query.bind(kept.as_str()).bind(lifecycle_json)
+        });
+        let mut tx = self.begin_for(team, what).await?;
+        let used = sqlx::query(
+            "SELECT COUNT(*) AS sandboxes, CAST(COALESCE(SUM((kept_bytes + 1048575) / 1048576), 0) AS BIGINT) AS disk_mb \
+             FROM sandboxes WHERE team_id = $1 AND state IN ('pausing', 'paused')",
+        )
+        .bind(team.as_str().to_owned())
+        .all_in(&mut tx)
+        .await
+        .map_err(failed)?;
+        let used: PausedUse = used.first().map(Columns::decode).transpose()?.unwrap_or_default();
+        if !most.has_room(used) {
+            tx.commit().await.map_err(failed)?;
+            return Ok(Err(used));
+        }
+        let changed = query.all_in(&mut tx).await.map_err(failed)?;
+        tx.commit().await.map_err(failed)?;
+        let row = changed.first().map(Columns::decode).transpose()?;
+        Ok(Ok(self.changed(id, what, row).await?))
+    }
+
     /// Whether what a sandbox takes of the limits of its team fits beside what that has on all nodes. If not, the answer is what it has.
     /// Others may have taken it a moment later.
     ///
@@ -134,13 +174,7 @@ impl NodeRows {
         what: &'static str,
     ) -> Result<Result<Transaction, TeamUse>, StoreError> {
         let failed = |error: sqlx::Error| classify(&error, "sandbox", what);
-        let mut tx = self.store.db.begin(what).await?;
-        sqlx::query(self.store.db.engine.team_lock())
-            .bind(team.as_str().to_owned())
-            .bind(self.lease_key.clone())
-            .execute_in(&mut tx)
-            .await
-            .map_err(failed)?;
+        let mut tx = self.begin_for(team, what).await?;
         let used = sqlx::query(
             "SELECT COUNT(CASE WHEN state <> 'paused' THEN 1 END) AS sandboxes, \
              CAST(COALESCE(SUM(CASE WHEN state <> 'paused' THEN cpu_count ELSE 0 END), 0) AS BIGINT) AS cpu_count, \
@@ -157,5 +191,17 @@ impl NodeRows {
         }
         tx.commit().await.map_err(failed)?;
         Ok(Err(used))
+    }
+
+    /// Begins a transaction after all others that compare the limits of a team.
+    async fn begin_for(&self, team: &TeamId, what: &'static str) -> Result<Transaction, StoreError> {
+        let mut tx = self.store.db.begin(what).await?;
+        sqlx::query(self.store.db.engine.team_lock())
+            .bind(team.as_str().to_owned())
+            .bind(self.lease_key.clone())
+            .execute_in(&mut tx)
+            .await
+            .map_err(|error| classify(&error, "sandbox", what))?;
+        Ok(tx)
     }
 }

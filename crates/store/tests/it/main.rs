@@ -117,6 +117,7 @@ const CASES: &[(&str, Case)] = cases![
     servers::a_server_that_is_stopped_in_a_transaction_holds_up_no_other,
     servers::limits_hold_for_all_that_insert_at_the_same_time,
     servers::limits_hold_for_all_that_are_resumed_at_the_same_time,
+    servers::limits_hold_for_all_that_are_paused_at_the_same_time,
     parcels::a_copy_is_that_of_one_pause,
     parcels::a_damaged_copy_counts_and_is_made_again,
     parcels::a_sandbox_moves_once_and_never_behind_a_takeover,

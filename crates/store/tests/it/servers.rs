@@ -7,7 +7,7 @@ use model::lifecycle::{Kept, State};
 use store::builds::{BuildStatus, FileRow};
 use store::error::StoreError;
 use store::nodes::{LeaseOutcome, NodeRows};
-use store::sandboxes::{Pause, Resumption, TeamMost, TeamShare};
+use store::sandboxes::{Pause, PausedMost, Resumption, TeamMost, TeamShare};
 use store::{Change, Store};
 use tokio::task::JoinSet;
 
@@ -448,6 +448,88 @@ pub(crate) async fn limits_hold_for_all_that_are_resumed_at_the_same_time(db: Da
     let one = (&paused[4].id, &paused[4].team_id);
     let lost = lost
         .sandbox_resuming_within(one, paused[4].version, &resumption, whole, TeamMost::default())
+        .await;
+    assert!(matches!(lost, Err(StoreError::LeaseLost { .. })), "{lost:?}");
+    store.close().await;
+}
+
+pub(crate) async fn limits_hold_for_all_that_are_paused_at_the_same_time(db: Database) {
+    let store = db.open().await;
+    team(&store, 1).await;
+    let of_node = |store: &Store, number: u32| store.of_node(node_id(1 + number % 2), FIRST_EPOCH);
+    let mut running = Vec::new();
+    for number in 1..=6 {
+        let row = of_node(&store, number)
+            .sandbox_insert_running(sandbox(number, 1), 5, 50, "0.6.13")
+            .await;
+        running.push(row.unwrap());
+    }
+    let pause = async |store: &Store, number: usize, most: PausedMost| {
+        let row = &running[number - 1];
+        let rows = of_node(store, u32::try_from(number).unwrap());
+        rows.sandbox_pausing_within((&row.id, &row.team_id), row.version, Kept::Checkpoint, None, most)
+            .await
+    };
+    let most = PausedMost {
+        sandboxes: 2,
+        disk_mb: None,
+    };
+    let (one, two, three, four) = tokio::join!(
+        pause(&store, 1, most),
+        pause(&store, 2, most),
+        pause(&store, 3, most),
+        pause(&store, 4, most),
+    );
+    let outcomes = [one, two, three, four].map(Result::unwrap);
+    let mut pausing = Vec::new();
+    for (outcome, before) in outcomes.into_iter().zip(&running) {
+        let row = store.sandbox_by_id(&before.id).await.unwrap().unwrap();
+        match outcome {
+            Ok(Change::Applied(applied)) => {
+                assert_eq!((&row, row.state), (&applied, State::Pausing));
+                pausing.push(applied);
+            }
+            Ok(change) => panic!("{change:?}"),
+            Err(used) => {
+                assert_eq!(&row, before);
+                assert_eq!((used.sandboxes, used.disk_mb), (2, 0));
+            }
+        }
+    }
+    assert_eq!(pausing.len(), 2);
+    // What they take on disks, by whole MiB.
+    for row in &pausing {
+        let done = Pause {
+            kept: Kept::Checkpoint,
+            kept_bytes: (1 << 20) + 1,
+            paused_us: 9,
+            resume_error: None,
+        };
+        let rows = store.of_node(row.node_id.clone().unwrap(), FIRST_EPOCH);
+        rows.sandbox_paused(&row.id, row.version, done)
+            .await
+            .unwrap()
+            .applied()
+            .unwrap();
+    }
+    let most = |disk_mb| PausedMost {
+        sandboxes: 3,
+        disk_mb: Some(disk_mb),
+    };
+    let used = pause(&store, 5, most(4)).await.unwrap().unwrap_err();
+    assert_eq!((used.sandboxes, used.disk_mb), (2, 4));
+    let paused = pause(&store, 5, most(5)).await.unwrap().unwrap();
+    assert!(matches!(paused, Change::Applied(_)), "{paused:?}");
+    // Whoever has seen another version is told so, and no limit, and so is a server that has lost its node.
+    let room = PausedMost {
+        sandboxes: 100,
+        disk_mb: None,
+    };
+    assert_eq!(pause(&store, 5, room).await.unwrap().unwrap(), Change::Stale);
+    let last = &running[5];
+    let lost = store.of_node(last.node_id.clone().unwrap(), FIRST_EPOCH + 1);
+    let lost = lost
+        .sandbox_pausing_within((&last.id, &last.team_id), last.version, Kept::Memory, None, room)
         .await;
     assert!(matches!(lost, Err(StoreError::LeaseLost { .. })), "{lost:?}");
     store.close().await;

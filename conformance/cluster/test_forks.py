@@ -76,10 +76,10 @@ def until_no_memory(service: Service, gateway: Gateway) -> None:
     assert service.postgres.ask("SELECT COUNT(*) FROM fork_memories").strip() == "0"
 
 
-def until_room(service: Service, server: Server) -> None:
-    """Waits until all servers know that one has room. Each writes once a second what it has, and reads what the others have."""
+def until_known(service: Service, server: Server, what: str = '"nodes":1') -> None:
+    """Waits until all servers know what one says. Each writes once a second what it has, and reads what the others have."""
     of = "FROM servers WHERE address = "
-    until(lambda: '"nodes":1' in service.postgres.ask(f"SELECT room_json {of}'{server.nodes_address}'"), "it has said that it has room")
+    until(lambda: what in service.postgres.ask(f"SELECT room_json {of}'{server.nodes_address}'"), f"it has said {what}")
     for _ in range(2):
         # Whoever writes again has read what was there after the time before.
         seen = {one: service.postgres.ask(f"SELECT seen_us {of}'{one.nodes_address}'") for one in service.servers}
@@ -93,7 +93,7 @@ def test_forks_are_on_nodes_of_another_server_where_there_is_no_room(service: Se
     before = count(sandbox)
     home = place_of(service, sandbox.sandbox_id)
     (away,) = [server for server in service.servers if server is not service.server_of(home)]
-    until_room(service, away)
+    until_known(service, away)
     # Whichever of the two is asked.
     children, errors = fork(away, sandbox, 2 * MOST)
     places = [place_of(service, child.sandbox_id) is home for child in children]
@@ -119,7 +119,7 @@ def test_forks_are_on_nodes_of_another_server_while_theirs_drains(service: Servi
     home = place_of(service, sandbox.sandbox_id)
     own = service.server_of(home)
     (away,) = [server for server in service.servers if server is not own]
-    until_room(service, away)
+    until_known(service, away)
     assert own.run("node", "drain", home.id).returncode == 0
     try:
         children, errors = fork(own, sandbox, 2)
@@ -137,13 +137,39 @@ def test_forks_are_on_nodes_of_another_server_while_theirs_drains(service: Servi
     goes_on(again[0], before, hash_before)
 
 
+def test_a_server_whose_node_cannot_go_on_with_copies_is_not_asked(service: Service, gateway: Gateway) -> None:
+    sandbox, hash_before = made()
+    before = count(sandbox)
+    home = place_of(service, sandbox.sandbox_id)
+    own = service.server_of(home)
+    (away,) = [server for server in service.servers if server is not own]
+    (lacking,) = [node for node in service.nodes if node is not home]
+    with_criu, without_criu = lacking.environment, {**lacking.environment(), "RINGFENCE_PAUSE_CRIU": "off"}
+    try:
+        lacking.environment = lambda: without_criu
+        service.restart(lacking, away)
+        until_known(service, away, '"takes_forks":false')
+        # What would show that something is copied for it.
+        gateway.relay.stall(up=10_000)
+        children, errors = fork(own, sandbox, MOST + 1)
+        assert not gateway.relay.stalled.is_set()
+    finally:
+        gateway.relay.go_on()
+        lacking.environment = with_criu
+        service.restart(lacking, away)
+    assert (len(children), [error["code"] for error in errors]) == (MOST - 1, [503, 503]), errors
+    for one in (sandbox, *children):
+        goes_on(one, before, hash_before)
+    until_known(service, away, '"takes_forks":true')
+
+
 def test_a_server_that_is_killed_while_it_starts_forks_leaves_nothing_half(service: Service, gateway: Gateway) -> None:
     sandbox, hash_before = made()
     before = count(sandbox)
     home = place_of(service, sandbox.sandbox_id)
     own = service.server_of(home)
     (away,) = [server for server in service.servers if server is not own]
-    until_room(service, away)
+    until_known(service, away)
     with ThreadPoolExecutor(1) as client:
         try:
             # The other node gets the memory from the bucket.

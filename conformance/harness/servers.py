@@ -203,6 +203,10 @@ class Service:
         while found := self._misplaced():
             self._place(*found, deadline)
 
+    def restart(self, node: Node, server: Server) -> None:
+        """Ends a node and starts it again, at this server."""
+        self._place(node, server, time.monotonic() + within(120.0))
+
     def _misplaced(self) -> tuple[Node, Server] | None:
         """A node that is not at the server of its number. One that was stopped here for more than ten seconds may have lost its own."""
         for number, node in enumerate(self.nodes):

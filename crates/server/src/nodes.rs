@@ -143,6 +143,11 @@ impl ServedNode {
         self.is_apart.then_some(&self.over)
     }
 
+    /// Whether it can go on with what is copied of a sandbox on another node, and a sandbox on it can be copied for others.
+    pub(crate) fn takes_forks(&self) -> bool {
+        self.copies_memories && self.writes_processes
+    }
+
     /// How many of these layers it is not known to have.
     fn lacks(&self, layers: &[LayerId]) -> usize {
         let holdings = self.holdings.lock();
@@ -463,6 +468,11 @@ impl Nodes {
     /// Whether any is served.
     pub(crate) fn has_any(&self) -> bool {
         !self.state.read().served.is_empty()
+    }
+
+    /// Whether one can go on with what is copied of a sandbox on another node.
+    pub(crate) fn any_takes_forks(&self) -> bool {
+        self.state.read().served.iter().any(|node| node.takes_forks())
     }
 
     /// Whether any is served and connected now.

@@ -112,6 +112,8 @@ struct Other {
     room: Room,
     /// Whether it has a node, as far as it says so.
     has_nodes: bool,
+    /// Whether it says that one of them can start copies of sandboxes of others.
+    takes_forks: bool,
 }
 
 /// The other servers.
@@ -223,10 +225,22 @@ impl OtherServers {
     /// The servers other than this one, and what they have said that they have left: those with most come first, then those that
     /// have nodes, then the others. All of that is old, so each may have room.
     pub(crate) fn best_first(&self) -> Vec<(Room, Arc<ServerLink>)> {
+        let found = self.sorted().into_iter();
+        found.map(|other| (other.room, other.link)).collect()
+    }
+
+    /// The servers that have said that they have room for copies of sandboxes of others, those with most first.
+    pub(crate) fn with_room_for_forks(&self) -> Vec<Arc<ServerLink>> {
+        let found = self.sorted().into_iter();
+        let have_room = found.filter(|other| other.takes_forks && other.room.nodes > 0);
+        have_room.map(|other| other.link).collect()
+    }
+
+    fn sorted(&self) -> Vec<Other> {
         let mut found: Vec<Other> = self.present.read().clone();
         let any = || self.nodes.any();
         found.sort_by_cached_key(|other| (other.room.nodes == 0, !other.has_nodes, other.room, any()));
-        found.into_iter().map(|other| (other.room, other.link)).collect()
+        found
     }
 
     /// Whether another server was there when this one looked last.
@@ -408,6 +422,7 @@ impl OtherServers {
             room: self.nodes.room(),
             draining: self.nodes.draining(),
             has_nodes: self.nodes.has_any(),
+            takes_forks: self.nodes.any_takes_forks(),
         };
         let room = said.to_json();
         let address = self.address.to_string();
@@ -432,6 +447,7 @@ impl OtherServers {
                 present.push(Other {
                     link,
                     has_nodes: said.as_ref().is_none_or(|said| said.has_nodes),
+                    takes_forks: said.as_ref().is_some_and(|said| said.takes_forks),
                     room: said.map(|said| said.room).unwrap_or_default(),
                 });
             }

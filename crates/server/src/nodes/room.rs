@@ -41,6 +41,9 @@ pub(crate) struct Said {
     /// Whether it has a node, with room or without.
     #[serde(default = "may_have_nodes")]
     pub(crate) has_nodes: bool,
+    /// Whether one of them can go on with what is copied of a sandbox that runs on a node of another server.
+    #[serde(default)]
+    pub(crate) takes_forks: bool,
 }
 
 /// What is taken for true of a server of a version before, which does not say.
@@ -85,8 +88,12 @@ mod tests {
             room: Room { load: 7, nodes: 2 },
             draining: Draining::new(),
             has_nodes: true,
+            takes_forks: false,
         };
-        assert_eq!(said.to_json(), r#"{"load":7,"nodes":2,"has_nodes":true}"#);
+        assert_eq!(
+            said.to_json(),
+            r#"{"load":7,"nodes":2,"has_nodes":true,"takes_forks":false}"#
+        );
         assert_eq!(Said::parse(r#"{"load":7,"nodes":2,"more":{}}"#), Some(said.clone()));
         assert_eq!(Said::parse("{}"), None);
         let without = Said {
@@ -94,8 +101,16 @@ mod tests {
             has_nodes: false,
             ..said.clone()
         };
-        assert_eq!(without.to_json(), r#"{"load":0,"nodes":0,"has_nodes":false}"#);
+        assert_eq!(
+            without.to_json(),
+            r#"{"load":0,"nodes":0,"has_nodes":false,"takes_forks":false}"#
+        );
         assert_eq!(Said::parse(&without.to_json()), Some(without));
+        let taking = Said {
+            takes_forks: true,
+            ..said.clone()
+        };
+        assert_eq!(Said::parse(&taking.to_json()), Some(taking));
         let draining = Said {
             draining: Draining::from([("a".to_owned(), 9)]),
             ..said

@@ -20,11 +20,7 @@ const ANSWER_MAX: usize = 1 << 20;
 
 impl ForkPeers for Forwarding {
     fn with_room(&self) -> Vec<Arc<ServerLink>> {
-        let servers = self.others.best_first().into_iter();
-        servers
-            .filter(|(room, _)| room.nodes > 0)
-            .map(|(_, link)| link)
-            .collect()
+        self.others.with_room_for_forks()
     }
 
     fn start<'a>(&'a self, server: &'a Arc<ServerLink>, wanted: ChildrenWanted) -> NodeFuture<'a, Asked> {

@@ -58,7 +58,7 @@ pub(crate) enum Asked {
 
 /// The other servers, which can start children.
 pub(crate) trait ForkPeers: fmt::Debug + Send + Sync {
-    /// The servers whose nodes had room when they said so last, the best first.
+    /// The servers whose nodes had room for forks when they said so last, the best first.
     fn with_room(&self) -> Vec<Arc<ServerLink>>;
 
     /// Asks one of them.

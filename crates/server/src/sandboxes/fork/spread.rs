@@ -62,16 +62,16 @@ impl Memory<'_> {
 impl Sandboxes {
     /// Whether children of a sandbox on this node can be on other nodes.
     pub(super) fn can_spread_from(&self, home: &ServedNode) -> bool {
-        self.parcels.is_some() && can_spread(home)
+        self.parcels.is_some() && home.takes_forks()
     }
 
     /// The nodes besides that of a sandbox on which children of it can be, the best first. The node is none if another server has it.
     pub(super) fn nodes_to_spread_to(&self, home: Option<&Arc<ServedNode>>, needs: Needs<'_>) -> Vec<Arc<ServedNode>> {
-        if self.parcels.is_none() || !home.is_none_or(|home| can_spread(home)) {
+        if self.parcels.is_none() || !home.is_none_or(|home| home.takes_forks()) {
             return Vec::new();
         }
         let mut nodes = self.nodes.choose(needs);
-        nodes.retain(|node| !home.is_some_and(|home| Arc::ptr_eq(node, home)) && can_spread(node));
+        nodes.retain(|node| !home.is_some_and(|home| Arc::ptr_eq(node, home)) && node.takes_forks());
         nodes
     }
 
@@ -293,9 +293,4 @@ fn failure_elsewhere(children: &HashMap<SandboxId, Result<SandboxRow, ChildError
         Err(ChildError::Elsewhere(NotStarted::Failed(why))) => Some(why.clone()),
         _ => None,
     })
-}
-
-/// Whether a node can start children of a sandbox on another one, and the other way round.
-fn can_spread(node: &ServedNode) -> bool {
-    node.copies_memories && node.writes_processes
 }

@@ -43,7 +43,8 @@ def shown(service: Service, gateway: Gateway, request: pytest.FixtureRequest) ->
     for server in service.servers:
         if not server.process:
             server.start()
-    until(service.is_served, "both nodes are served", 40)
+    # A server that was stopped or killed may have lost its node to the other.
+    service.place()
     service.servers[0].use()
     failed = request.session.testsfailed
     yield
@@ -60,11 +61,12 @@ def place_of(service: Service, sandbox_id: str) -> Node:
 
 
 def fork(server: Server, sandbox: Sandbox, number: int) -> tuple[list[Sandbox], list[dict[str, str]]]:
-    """Forks a sandbox through a server. Returns its children that run, and the errors of the others."""
+    """Forks a sandbox through a server. Returns its children that run, as its clients have them, and the errors of the others."""
     headers = {"X-API-Key": server.credentials()["E2B_API_KEY"]}
     url = f"{server.url}/sandboxes/{sandbox.sandbox_id}/fork"
     forked = httpx.post(url, headers=headers, json={"timeout": 600, "count": number}, timeout=120)
     assert forked.status_code == 201, forked.text
+    server.use()
     children = [Sandbox.connect(child["sandbox"]["sandboxID"], timeout=600) for child in forked.json() if "sandbox" in child]
     return children, [child["error"] for child in forked.json() if "error" in child]
 
@@ -170,6 +172,9 @@ def test_a_server_that_is_killed_while_it_starts_forks_leaves_nothing_half(servi
     own = service.server_of(home)
     (away,) = [server for server in service.servers if server is not own]
     until_known(service, away)
+    # Not by the one that is killed.
+    own.use()
+    sandbox = Sandbox.connect(sandbox.sandbox_id, timeout=600)
     with ThreadPoolExecutor(1) as client:
         try:
             # The other node gets the memory from the bucket.

@@ -257,7 +257,7 @@ impl Sandboxes {
             }
         }
         if turn.apply(Transition::Resumed).is_none() {
-            return self.keep_running(&turn);
+            return self.keep_running(&turn, PauseReason::Timeout);
         }
         turn.force_count(CountedAs::Running);
         turn.reopen();
@@ -346,7 +346,7 @@ impl Sandboxes {
         let row = match self.store_pausing(turn, keep, settings.as_deref(), is_limited).await {
             Ok(row) => row,
             Err(error) => {
-                self.keep_running(turn);
+                self.keep_running(turn, reason);
                 if !matches!(error, PauseError::OverQuota(_)) {
                     self.recording.doubt(turn);
                 }
@@ -361,7 +361,7 @@ impl Sandboxes {
         let syncing = (keep != Kept::Memory).then(|| self.work.spawn(async move { rows.sync().await }));
         let paused = match self.pause_unless_cancelled(turn, keep, is_written_next).await {
             Ok(paused) => paused,
-            Err(error) => return Err(self.give_up_pause(turn, row, error).await),
+            Err(error) => return Err(self.give_up_pause(turn, reason, row, error).await),
         };
         let synced = match syncing {
             Some(syncing) => syncing.await.map_or(Err(PauseError::TaskFailed), |synced| Ok(synced?)),
@@ -447,27 +447,37 @@ impl Sandboxes {
         }
     }
 
-    /// Undoes the beginning of a pause.
-    fn keep_running(&self, turn: &Turn<'_>) {
+    /// Undoes the beginning of a pause. The deadline stays as it was, or a client whose pauses fail would move it with each of
+    /// them. If it was the deadline that asked for the pause, it asks again a moment later.
+    fn keep_running(&self, turn: &Turn<'_>, reason: PauseReason) {
         turn.force_count(CountedAs::Running);
         turn.reopen();
         // Rules and secrets that were changed meanwhile were applied to those that ran.
         turn.set_policy_pending(true);
         if turn.apply(Transition::Failed).is_some() {
-            let again_us = self.clock.now_us() + PAUSE_RETRY_US;
-            self.tracked.deadlines.set(&turn.id, turn.end_us().max(again_us));
+            let end_us = match reason {
+                PauseReason::Timeout => turn.end_us().max(self.clock.now_us() + PAUSE_RETRY_US),
+                PauseReason::Client | PauseReason::Shutdown | PauseReason::Drain => turn.end_us(),
+            };
+            self.tracked.deadlines.set(&turn.id, end_us);
         }
     }
 
     /// A failed pause leaves the sandbox running, unless the node was lost during it.
-    async fn give_up_pause(self: &Arc<Self>, turn: &Turn<'_>, row: SandboxRow, error: NodeError) -> PauseError {
+    async fn give_up_pause(
+        self: &Arc<Self>,
+        turn: &Turn<'_>,
+        reason: PauseReason,
+        row: SandboxRow,
+        error: NodeError,
+    ) -> PauseError {
         let id = &turn.id;
         if !matches!(error, NodeError::Unsupported(_) | NodeError::Cancelled) {
             tracing::error!(sandbox.id = %id, error = %Chain(&error), "cannot pause a sandbox");
         }
         if is_unknown(&turn.node, &error) {
             // Its row stays as it is, so that the next session keeps what there is of it, paused or not.
-            self.keep_running(turn);
+            self.keep_running(turn, reason);
             return PauseError::Node(error);
         }
         if matches!(error, NodeError::Unreachable(_)) {
@@ -482,7 +492,7 @@ impl Sandboxes {
             agent_version: None,
         };
         self.recording.record(turn, running).await;
-        self.keep_running(turn);
+        self.keep_running(turn, reason);
         if turn.state() == State::Running {
             let applied = self.set_policy(turn, &row).await;
             self.log_not_applied(id, applied);

@@ -379,6 +379,22 @@ async fn a_failed_pause_leaves_the_sandbox_running() {
     platform.until_gone(&id).await;
 }
 
+/// Otherwise a client would keep a sandbox for longer than it may, by pauses that fail.
+#[tokio::test]
+async fn a_failed_pause_does_not_move_the_deadline() {
+    let platform = platform().await;
+    let id = platform.create(r#","timeout":60"#).await;
+    platform.clock.advance(59);
+    *platform.node.pause.lock() = Behaviour::WaitsAndFails;
+    let failed = tokio::join!(post(&platform, &id, "pause", ""), async {
+        within(platform.node.waiting.notified()).await;
+        platform.clock.advance(2);
+        platform.node.go.notify_one();
+    });
+    failed.0.error(503);
+    platform.until_gone(&id).await;
+}
+
 #[tokio::test]
 async fn a_failed_resume_leaves_the_sandbox_paused() {
     let platform = TestPlatform::start().await;

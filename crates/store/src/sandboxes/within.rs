@@ -17,7 +17,7 @@ use crate::error::{StoreError, classify};
 use crate::keys::SealedSecret;
 use crate::nodes::NodeRows;
 use crate::row::Columns;
-use crate::statement::{InTransaction as _, Transaction};
+use crate::statement::{InTransaction as _, Query, Transaction};
 
 const INSERT: &str = "insert a sandbox";
 
@@ -72,15 +72,11 @@ impl NodeRows {
         const CHANGE: RowChange = RowChange::Resuming;
         let what = super::change::name_of(CHANGE);
         let query = self.change_query(id, version, CHANGE, |query| resumption.bind(query));
-        let mut tx = match self.begin_within(team, share, most, what).await? {
+        let tx = match self.begin_within(team, share, most, what).await? {
             Ok(tx) => tx,
             Err(used) => return Ok(Err(used)),
         };
-        let failed = |error: sqlx::Error| classify(&error, "sandbox", what);
-        let changed = query.all_in(&mut tx).await.map_err(failed)?;
-        tx.commit().await.map_err(failed)?;
-        let row = changed.first().map(Columns::decode).transpose()?;
-        Ok(Ok(self.changed(id, what, row).await?))
+        self.change_within(tx, query, id, what).await.map(Ok)
     }
 
     /// As [`Self::sandbox_pausing`], if the team may have another paused sandbox beside those that it has on all nodes. Otherwise nothing
@@ -116,10 +112,22 @@ impl NodeRows {
             tx.commit().await.map_err(failed)?;
             return Ok(Err(used));
         }
+        self.change_within(tx, query, id, what).await.map(Ok)
+    }
+
+    /// Changes a sandbox at the end of a transaction.
+    async fn change_within(
+        &self,
+        mut tx: Transaction,
+        query: Query,
+        id: &SandboxId,
+        what: &'static str,
+    ) -> Result<Change<SandboxRow>, StoreError> {
+        let failed = |error: sqlx::Error| classify(&error, "sandbox", what);
         let changed = query.all_in(&mut tx).await.map_err(failed)?;
         tx.commit().await.map_err(failed)?;
         let row = changed.first().map(Columns::decode).transpose()?;
-        Ok(Ok(self.changed(id, what, row).await?))
+        self.changed(id, what, row).await
     }
 
     /// Whether what a sandbox takes of the limits of its team fits beside what that has on all nodes. If not, the answer is what it has.

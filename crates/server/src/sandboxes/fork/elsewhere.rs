@@ -30,6 +30,7 @@ use crate::chain::Chain;
 use crate::nodes::{ANYWHERE, ServedNode};
 use crate::outcome::CreateOutcome;
 use crate::sandboxes::Sandboxes;
+use crate::sandboxes::create::CreateError;
 
 /// How many servers are asked at most.
 const ASKED: usize = 3;
@@ -139,12 +140,13 @@ impl Sandboxes {
         answers
     }
 
-    /// The row of a child that another server says runs.
+    /// The row of a child that another server says runs. One that has ended since was started nevertheless, so the next fork is not held
+    /// back for it.
     async fn child_elsewhere(&self, id: &SandboxId) -> Result<SandboxRow, ChildError> {
         let row = self.store().sandbox_by_id(id).await;
         let row = row.map_err(|error| ChildError::Create(error.into()))?;
         row.filter(|row| row.state != State::Gone)
-            .ok_or_else(|| NotStarted::Failed("it has ended already".to_owned()).into())
+            .ok_or(ChildError::Create(CreateError::Died))
     }
 
     /// Starts children for another server, which keeps their memory in the blob store until this has answered. It goes on when the

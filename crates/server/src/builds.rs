@@ -18,6 +18,7 @@ mod ready_made;
 pub(crate) mod recipe;
 pub(crate) mod run;
 pub(crate) mod snapshot;
+pub(crate) mod space;
 pub(crate) mod transfer;
 
 use std::collections::{HashMap, HashSet};

@@ -113,6 +113,8 @@ pub struct FakeNode {
     pub layers: Mutex<BTreeMap<LayerId, u64>>,
     /// The commits so far, the failed ones included: the sandbox, and whether layers were merged.
     pub commits: Mutex<Vec<(SandboxId, bool)>>,
+    /// Space that the next layers take, in bytes.
+    pub layer_bytes: AtomicU64,
     /// Behaviour of a change of the network policy.
     pub set_egress: Mutex<Behaviour>,
     /// Behaviour of a reconcile.
@@ -204,6 +206,7 @@ impl FakeNode {
                 packages: "1".to_owned(),
             }),
             layers: Mutex::default(),
+            layer_bytes: AtomicU64::new(4096),
             commits: Mutex::default(),
             set_egress: Mutex::new(Behaviour::Works),
             reconcile: Mutex::new(Behaviour::Works),
@@ -293,7 +296,7 @@ impl FakeNode {
         self.behave(behaviour).await?;
         let committed = Committed {
             layer: Self::layer(number),
-            bytes: 4096,
+            bytes: self.layer_bytes.load(Ordering::SeqCst),
         };
         self.layers.lock().insert(committed.layer.clone(), committed.bytes);
         if behaviour == Behaviour::PanicsAfterwards {

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use model::id::{LayerId, TeamId};
+use model::id::LayerId;
 use protocol::node::{LayerInfo, NodeError};
 use serde_json::Value;
 use store::error::StoreError;
@@ -29,15 +29,6 @@ pub(crate) struct Collected {
     pub(crate) layers: usize,
     pub(crate) bytes: u64,
     pub(crate) files: usize,
-}
-
-/// Why the space of a team's templates is not known.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TemplateBytesError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error("cannot list the layers of the node")]
-    Node(#[from] NodeError),
 }
 
 /// The layers that a JSON text names, wherever it does: specs and recipes name them in images only.
@@ -228,42 +219,5 @@ impl Builds {
     /// The layers of the node.
     pub(crate) async fn layers(&self) -> Result<Vec<LayerInfo>, NodeError> {
         self.node.layers().await
-    }
-
-    /// Space that the layers of the finished builds of a team take on the node, and the memory of its snapshots, in bytes. What
-    /// several of them have counts once.
-    pub(crate) async fn template_bytes(&self, team: &TeamId) -> Result<u64, TemplateBytesError> {
-        let layers = self.template_layers().await?;
-        let layers = layers.into_iter().filter(|(owner, _)| owner == team);
-        let own: HashSet<LayerId> = layers.flat_map(|(_, layers)| layers).collect();
-        if own.is_empty() {
-            return Ok(0);
-        }
-        let stored = self.node.layers().await?;
-        let own = stored.iter().filter(|layer| own.contains(&layer.id));
-        let of_layers: u64 = own.map(|layer| layer.bytes).sum();
-        let of_memory = self.memory_bytes().await?.get(team).copied().unwrap_or(0);
-        Ok(of_layers.saturating_add(of_memory))
-    }
-
-    /// The specs of the finished builds of each team, of all servers of the service.
-    pub(super) async fn references_by_team(&self) -> Result<Vec<(TeamId, String)>, StoreError> {
-        if self.nodes.have_several_servers() {
-            self.rows.store().layer_references_by_team_of_all().await
-        } else {
-            self.rows.layer_references_by_team().await
-        }
-    }
-
-    /// The layers of the finished builds of each team.
-    pub(crate) async fn template_layers(&self) -> Result<Vec<(TeamId, HashSet<LayerId>)>, StoreError> {
-        let specs = self.references_by_team().await?;
-        let layers = specs.into_iter().map(|(team, json)| {
-            let mut layers = HashSet::new();
-            // What cannot be read has no size; a collection reports it.
-            let _ = layers_in(&json, &mut layers);
-            (team, layers)
-        });
-        Ok(layers.collect())
     }
 }

@@ -3,7 +3,7 @@
 //! The node keeps a copy by the build of its snapshot before there is a row for that, and until it is told to remove it. So
 //! what a crash leaves between the two, and what belonged to a deleted template, is found by comparing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use blobs::CopyOf;
 use model::id::{BuildId, TeamId};
@@ -11,7 +11,6 @@ use protocol::node::{CopiedDisk, CopiedMemory, NodeError};
 use store::error::StoreError;
 
 use super::Builds;
-use super::collect::TemplateBytesError;
 use super::recipe::BuildSpec;
 use crate::chain::Chain;
 use crate::node::NodeHandle;
@@ -140,7 +139,7 @@ impl Builds {
     }
 
     /// The builds of this server, or of all of the service, that have memory, with the teams that own them; none if a spec cannot be read.
-    async fn memories_of_teams(&self) -> Result<Option<Vec<(TeamId, BuildId)>>, StoreError> {
+    pub(super) async fn memories_of_teams(&self) -> Result<Option<Vec<(TeamId, BuildId)>>, StoreError> {
         let mut found = Vec::new();
         for (team, json) in self.references_by_team().await? {
             let Ok(spec) = serde_json::from_str::<BuildSpec>(&json) else {
@@ -149,20 +148,5 @@ impl Builds {
             found.extend(spec.memory.map(|memory| (team, memory.build)));
         }
         Ok(Some(found))
-    }
-
-    /// Space that the memory of the snapshots of each team takes on the node, in bytes.
-    pub(crate) async fn memory_bytes(&self) -> Result<HashMap<TeamId, u64>, TemplateBytesError> {
-        let kept = self.node.memories().await?;
-        let sizes: HashMap<BuildId, u64> = kept.into_iter().map(|memory| (memory.build, memory.bytes)).collect();
-        let mut teams: HashMap<TeamId, u64> = HashMap::new();
-        if !sizes.is_empty() {
-            // What cannot be read has no size; a collection reports it.
-            for (team, build) in self.memories_of_teams().await?.unwrap_or_default() {
-                let bytes = teams.entry(team).or_default();
-                *bytes = bytes.saturating_add(sizes.get(&build).copied().unwrap_or(0));
-            }
-        }
-        Ok(teams)
     }
 }

@@ -197,6 +197,10 @@ pub(crate) struct BuildSpec {
     /// made of it has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<Box<SnapshotMemory>>,
+    /// Space that its layers took when they were made, in bytes: a server may not be connected to a node that has them. Builds of
+    /// earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) layer_bytes: BTreeMap<LayerId, u64>,
 }
 
 /// The memory of a snapshot, which its node keeps.
@@ -208,6 +212,9 @@ pub(crate) struct SnapshotMemory {
     pub(crate) image: Image,
     /// The sandbox whose certificate authority the processes trust.
     pub(crate) authority: SandboxId,
+    /// Space that the memory took when it was made, in bytes. Snapshots of earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<u64>,
 }
 
 impl BuildSpec {
@@ -230,6 +237,7 @@ impl BuildSpec {
             workdir: None,
             start: None,
             memory: None,
+            layer_bytes: BTreeMap::new(),
         }
     }
 

@@ -42,6 +42,7 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
     for (index, instruction) in steps.iter().enumerate() {
         progressing.step(index + 1, &recipe.steps, instruction).await?;
     }
+    let layer_bytes = progressing.layer_bytes();
     let Progressing { state, .. } = progressing;
     let start = start_command(recipe, &state, from_file);
     if let Some(start) = &start {
@@ -59,6 +60,7 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
             env: state.env,
             start,
             memory: None,
+            layer_bytes,
         },
         disk_mb: job.disk_mb,
     })

@@ -91,17 +91,21 @@ impl Builds {
             (copied, _) => copied,
         };
         let mut layers = if merge { Vec::new() } else { below.to_vec() };
-        layers.push(layer.layer);
+        layers.push(layer.layer.clone());
+        let mut layer_bytes = source.spec.layer_bytes.clone();
+        layer_bytes.insert(layer.layer, layer.bytes);
         let base = !matches!(image, Image::Layers { base: false, .. });
         let spec = BuildSpec {
             image: Image::Layers { base, layers },
-            memory: memory_bytes.map(|_| {
+            memory: memory_bytes.map(|bytes| {
                 Box::new(SnapshotMemory {
                     build: build.clone(),
                     image: image.clone(),
                     authority: source.authority,
+                    bytes: Some(bytes),
                 })
             }),
+            layer_bytes,
             ..source.spec
         };
         self.keep_layers(layers_of(&spec.image)).await?;

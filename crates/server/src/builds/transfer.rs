@@ -3,7 +3,7 @@
 //! A file is untrusted. Its layers are what their ids say, because the node checks that; the rest of it says how
 //! sandboxes are started, which is checked like the request of a client.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use formats::tar::{BLOCK, padding};
@@ -132,7 +132,10 @@ impl Builds {
             cpu_count: build.cpu_count,
             memory_mb: build.memory_mb,
             disk_mb: build.disk_mb,
-            config: config.without_memory(),
+            config: BuildSpec {
+                layer_bytes: BTreeMap::new(),
+                ..config.without_memory()
+            },
             base,
             layers,
         })
@@ -165,8 +168,16 @@ impl Builds {
         let pinned = self.pin_import(&manifest).await;
         self.read_layers(&manifest, &mut file).await?;
         self.keep_layers(layers_of(&manifest.config.image)).await?;
-        let spec_json = serde_json::to_string(&manifest.config.clone().without_memory())
-            .or_else(|_| refused("the configuration in the file cannot be stored"))?;
+        // What the file says of their space is not believed.
+        let known = self.node.layers().await.map_err(TransferError::Node)?;
+        let own = layers_of(&manifest.config.image);
+        let own = known.into_iter().filter(|layer| own.contains(&layer.id));
+        let spec = BuildSpec {
+            layer_bytes: own.map(|layer| (layer.id, layer.bytes)).collect(),
+            ..manifest.config.clone().without_memory()
+        };
+        let spec_json =
+            serde_json::to_string(&spec).or_else(|_| refused("the configuration in the file cannot be stored"))?;
 
         let template = new_template_id().map_err(std::io::Error::other)?;
         let build = BuildId::try_from(Uuid::new_v4().to_string()).map_err(std::io::Error::other)?;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -379,13 +380,31 @@ async fn limits_of_teams_hold_over_both() {
     two.close().await;
 }
 
+/// A server knows what a team has made at the other one, on nodes with which it is not connected.
+#[tokio::test]
+async fn the_space_of_templates_is_that_of_both() {
+    let two = two_with(|settings| settings.limits.default.template_disk_mb = Some(3)).await;
+    let ids = two.one_of_each().await;
+    two.nodes[0].layer_bytes.store(3 << 20, Ordering::SeqCst);
+    let [at_its_own, at_the_other] = [0, 1].map(|at| (&two.servers[at], format!("/sandboxes/{}/snapshots", ids[at])));
+    let made = at_its_own.0.call("POST", &at_its_own.1, "{}").await;
+    assert_eq!(made.status, 201, "{made:?}");
+    for (server, path) in [&at_its_own, &at_the_other] {
+        let refused = server.call("POST", path, "{}").await;
+        assert!(refused.error(429).contains("3 are in use"), "{refused:?}");
+        let refused = server.call("POST", "/v3/templates", r#"{"name":"a"}"#).await;
+        assert!(refused.error(429).contains("3 are in use"), "{refused:?}");
+    }
+    two.close().await;
+}
+
 #[tokio::test]
 async fn a_node_goes_to_the_other_server_with_its_sandboxes() {
     let two = two().await;
     let ids = two.one_of_each().await;
     let [one, other] = two.servers;
     let [of_one, of_other] = two.connected;
-    two.nodes[1].adopts_all.store(true, std::sync::atomic::Ordering::SeqCst);
+    two.nodes[1].adopts_all.store(true, Ordering::SeqCst);
     // The other way first, so that the first server remembers where it was.
     let path = format!("/sandboxes/{}", ids[1]);
     assert_eq!(one.call("GET", &path, "").await.status, 200);
@@ -431,7 +450,7 @@ async fn a_server_that_was_stopped_takes_no_node_from_another() {
     let [one, other] = two.servers;
     let [of_one, of_other] = two.connected;
     let node = Arc::clone(&two.nodes[1]);
-    node.adopts_all.store(true, std::sync::atomic::Ordering::SeqCst);
+    node.adopts_all.store(true, Ordering::SeqCst);
     let credentials = of_other.credentials.clone();
     drop(of_other);
     // The node comes to the first server, which is stopped once it has begun with it: no call of it arrives.

@@ -1,6 +1,7 @@
 //! Snapshots of sandboxes: made, named, listed, used and deleted. What is in them is not tested here: the node is a fake.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use protocol::node::{Image, StartSandbox};
@@ -66,7 +67,7 @@ async fn sandboxes_are_created_from_a_snapshot() {
     assert_eq!(*platform.node.commits.lock(), [(parsed(&id), false)]);
     assert!(platform.node.copies.lock().is_empty());
     // The sandbox runs on.
-    assert_eq!(platform.node.kills.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(platform.node.kills.load(Ordering::SeqCst), 0);
     let detail = platform.call("GET", &format!("/sandboxes/{id}"), "").await.json;
     assert_eq!(detail["state"], "running");
 
@@ -519,32 +520,29 @@ async fn layers_of_snapshots_are_kept_until_they_are_deleted() {
 async fn the_templates_of_a_team_take_limited_space() {
     let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.template_disk_mb = Some(3)).await;
     let id = platform.create("").await;
+    platform.node.layer_bytes.store((3 << 20) - 1, Ordering::SeqCst);
     let made = snapshot(&platform, &id, "{}").await;
-    let size = |bytes| {
-        *platform
-            .node
-            .layers
-            .lock()
-            .get_mut(&FakeNode::layer(1))
-            .expect("the layer") = bytes
-    };
     // The last one may be beyond it.
-    size((3 << 20) - 1);
+    platform.node.layer_bytes.store(1, Ordering::SeqCst);
     let other = snapshot(&platform, &id, "{}").await;
-    assert_eq!(delete(&platform, id_of(&other)).await.status, 204);
-    size(3 << 20);
-    let refused = [
-        post(&platform, &id, "snapshots", "{}").await,
-        platform.call("POST", "/v3/templates", r#"{"name":"a"}"#).await,
-    ];
-    for reply in refused {
-        assert!(
-            reply
-                .error(429)
-                .contains("3 MiB of templates and snapshots, 3 are in use"),
-            "{reply:?}"
-        );
-    }
+    let are_refused = async || {
+        let refused = [
+            post(&platform, &id, "snapshots", "{}").await,
+            platform.call("POST", "/v3/templates", r#"{"name":"a"}"#).await,
+        ];
+        for reply in refused {
+            let why = reply.error(429);
+            assert!(
+                why.contains("3 MiB of templates and snapshots, 3 are in use"),
+                "{reply:?}"
+            );
+        }
+    };
+    are_refused().await;
+    // What the node lacks is in the blob store, for example.
+    let layers = std::mem::take(&mut *platform.node.layers.lock());
+    are_refused().await;
+    *platform.node.layers.lock() = layers;
     let of_other = platform.call_as(Some(OTHER_KEY), "POST", "/v3/templates", r#"{"name":"a"}"#);
     assert_eq!(of_other.await.status, 202);
     // What it has works on, and what it deletes is free at once.
@@ -555,6 +553,24 @@ async fn the_templates_of_a_team_take_limited_space() {
         platform.call("DELETE", &format!("/sandboxes/{child}"), "").await.status,
         204
     );
+    assert_eq!(delete(&platform, id_of(&other)).await.status, 204);
+    assert_eq!(post(&platform, &id, "snapshots", "{}").await.status, 201);
+    are_refused().await;
+    assert_eq!(delete(&platform, id_of(&made)).await.status, 204);
+    assert_eq!(post(&platform, &id, "snapshots", "{}").await.status, 201);
+}
+
+/// The memory of a snapshot counts as well, on whichever node it is.
+#[tokio::test]
+async fn the_memory_of_the_snapshots_of_a_team_takes_limited_space() {
+    let platform = TestPlatform::start_adjusted(|settings| settings.limits.default.template_disk_mb = Some(3)).await;
+    platform.node.copies_memory.store(true, Ordering::SeqCst);
+    let id = platform.create("").await;
+    let made = snapshot(&platform, &id, "{}").await;
+    for _ in 0..2 {
+        post(&platform, &id, "snapshots", "{}").await.error(429);
+        platform.node.memories.lock().clear();
+    }
     assert_eq!(delete(&platform, id_of(&made)).await.status, 204);
     assert_eq!(post(&platform, &id, "snapshots", "{}").await.status, 201);
 }
@@ -573,7 +589,7 @@ async fn memories(platform: &TestPlatform, count: usize) {
 async fn memory_is_that_of_one_snapshot() {
     let platform = TestPlatform::start().await;
     let node = &platform.node;
-    node.copies_memory.store(true, std::sync::atomic::Ordering::SeqCst);
+    node.copies_memory.store(true, Ordering::SeqCst);
     let id = platform.create("").await;
     let files = snapshot(&platform, &id, r#"{"memory":false}"#).await;
     memories(&platform, 0).await;
@@ -618,7 +634,7 @@ async fn memory_is_that_of_one_snapshot() {
 async fn a_lost_memory_is_a_start_from_files() {
     let platform = TestPlatform::start().await;
     let node = &platform.node;
-    node.copies_memory.store(true, std::sync::atomic::Ordering::SeqCst);
+    node.copies_memory.store(true, Ordering::SeqCst);
     let id = platform.create("").await;
     let made = snapshot(&platform, &id, "{}").await;
     node.memories.lock().clear();

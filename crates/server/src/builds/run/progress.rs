@@ -121,6 +121,8 @@ pub(super) struct Progressing<'a> {
     force: bool,
     /// Layers that the node has.
     present: BTreeSet<LayerId>,
+    /// Space that layers take, in bytes, as far as it is known.
+    bytes: BTreeMap<LayerId, u64>,
 }
 
 impl<'a> Progressing<'a> {
@@ -142,7 +144,8 @@ impl<'a> Progressing<'a> {
             state: empty,
             key: Key::first(&[FORMAT, "base"]),
             force: job.recipe.force,
-            present: layers.into_iter().map(|layer| layer.id).collect(),
+            present: layers.iter().map(|layer| layer.id.clone()).collect(),
+            bytes: layers.into_iter().map(|layer| (layer.id, layer.bytes)).collect(),
         })
     }
 
@@ -175,6 +178,18 @@ impl<'a> Progressing<'a> {
     /// Takes over which layers the node has, from another stage of the same build.
     pub(super) fn learn(&mut self, other: &Self) {
         self.present.extend(other.present.iter().cloned());
+        self.bytes
+            .extend(other.bytes.iter().map(|(layer, bytes)| (layer.clone(), *bytes)));
+    }
+
+    /// Space that the layers of the state take, in bytes.
+    pub(super) fn layer_bytes(&self) -> BTreeMap<LayerId, u64> {
+        let known = self
+            .state
+            .layers
+            .iter()
+            .filter_map(|layer| self.bytes.get_key_value(layer));
+        known.map(|(layer, bytes)| (layer.clone(), *bytes)).collect()
     }
 
     pub(super) fn log(&self, step: &str, line: String) {
@@ -182,6 +197,8 @@ impl<'a> Progressing<'a> {
     }
 
     fn inherit(&mut self, spec: &BuildSpec) {
+        let known = spec.layer_bytes.iter();
+        self.bytes.extend(known.map(|(layer, bytes)| (layer.clone(), *bytes)));
         (self.state.base, self.state.layers) = match &spec.image {
             Image::Base | Image::Import | Image::Copy { .. } => (true, Vec::new()),
             Image::Layers { base, layers } => (*base, layers.clone()),
@@ -637,6 +654,7 @@ impl<'a> Progressing<'a> {
         }
         self.state.layers.push(layer.clone());
         self.present.insert(layer.clone());
+        self.bytes.insert(layer.clone(), bytes);
         let state = serde_json::to_string(&self.state).unwrap_or_default();
         self.context.put_cached(self.key.as_str(), &layer, bytes, &state).await;
         Ok(())

@@ -14,9 +14,11 @@ mod machine;
 mod packages;
 mod progress;
 mod start;
+mod state;
 mod step;
 
-use self::progress::{Progressing, State, USER};
+use self::progress::Progressing;
+use self::state::{State, USER};
 use self::step::Instruction;
 use super::context::BuildContext;
 use super::recipe::{BuildFailure, BuildResult, BuildSpec, Job, Logins, Recipe, Source, StartCommand};

@@ -9,7 +9,8 @@ use dockerfile::{Argument, Base, Command, Copy, Instruction as Line, Kind, Origi
 use protocol::node::LayerStack;
 
 use super::command::{SHELL, Startup, args_of};
-use super::progress::{PATHS, Progressing, USER, short};
+use super::progress::{Progressing, short};
+use super::state::{PATHS, USER};
 use super::step::{Archive, BASE, Files, Instruction};
 use crate::builds::recipe::{BuildFailure, DockerfileSource, Source};
 

@@ -9,15 +9,14 @@ use protocol::image::{
     CopyJob, Credentials, ImageReport, JobSecret, Progress, ProvisionJob, ProvisionReport, PullJob, Transfer,
     UnpackJob, UnpackLimits,
 };
-use protocol::node::{Committed, Image, LayerStack};
+use protocol::node::{Committed, Image};
 use protocol::process::ProcessConfig;
-use serde::{Deserialize, Serialize};
 
 use super::expand::expand;
 use super::machine::Machine;
 use super::packages::Lacking;
+use super::state::{State, USER};
 use super::step::{Archive, BASE, Files, Instruction, Key};
-use crate::agent::login_shell;
 use crate::builds::context::BuildContext;
 use crate::builds::recipe::{BuildFailure, BuildSpec, Job, Logins, Registry, Source, Step};
 use crate::telemetry::traced;
@@ -26,10 +25,6 @@ use crate::telemetry::traced;
 const FORMAT: &str = "1";
 /// Format of the keys of what an image becomes before the first step.
 const IMAGE_FORMAT: &str = "2";
-/// The user of sandboxes, who exists in every template.
-pub(super) const USER: &str = "user";
-/// Directories that a login shell must have in its path.
-pub(super) const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Where images are unpacked.
 const IMPORTED: &str = "/mnt";
 /// Where the file system is that another one copies from.
@@ -54,61 +49,6 @@ if [ -n "$first" ]; then
 fi
 cd -- "$1"
 pwd -P"#;
-
-/// What a step leaves to the next one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct State {
-    /// Whether the layers lie above `base`.
-    base: bool,
-    layers: Vec<LayerId>,
-    pub(super) env: BTreeMap<String, String>,
-    pub(super) user: String,
-    pub(super) workdir: Option<String>,
-    /// The entry point of the image that it began with, for Dockerfiles.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) entrypoint: Vec<String>,
-}
-
-impl State {
-    pub(super) fn image(&self) -> Image {
-        if self.base && self.layers.is_empty() {
-            Image::Base
-        } else {
-            Image::Layers {
-                base: self.base,
-                layers: self.layers.clone(),
-            }
-        }
-    }
-
-    /// The layers, as what is copied from or to.
-    pub(super) fn stack(&self) -> LayerStack {
-        LayerStack {
-            base: self.base,
-            layers: self.layers.clone(),
-        }
-    }
-
-    /// The environment of commands.
-    pub(super) fn envs(&self) -> BTreeMap<String, String> {
-        let mut envs = self.env.clone();
-        if let Some(path) = envs.get_mut("PATH") {
-            let missing = PATHS
-                .split(':')
-                .filter(|directory| !path.split(':').any(|have| have == *directory));
-            let missing: Vec<&str> = missing.collect();
-            if !missing.is_empty() {
-                *path = format!("{path}:{}", missing.join(":"));
-            }
-        }
-        envs
-    }
-
-    /// A command of the login shell in this state.
-    fn shell(&self, command: &str) -> ProcessConfig {
-        login_shell(command, self.envs(), self.workdir.clone())
-    }
-}
 
 /// The state so far, with what decides whether the next layer is in the cache.
 #[derive(Clone)]

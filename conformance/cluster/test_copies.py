@@ -41,7 +41,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 def service(tmp_path_factory: pytest.TempPathFactory, gateway: Gateway) -> Iterator[Service]:
     """A server on PostgreSQL with two nodes."""
     work = tmp_path_factory.mktemp("c", numbered=True)
-    with running_service(work, servers=1, config=CONFIG + gateway.config(), is_placed=False) as service:
+    # Whatever nodes have fetched is too much.
+    bucket = gateway.config().replace("[blobs]", "[blobs]\ncache_mb = 0")
+    with running_service(work, servers=1, config=CONFIG + bucket, is_placed=False) as service:
         yield service
 
 
@@ -394,7 +396,8 @@ def restored(service: Service, snapshot: str) -> Sandbox:
 
 
 def test_a_snapshot_goes_on_with_its_processes_on_another_node(service: Service, gateway: Gateway) -> None:
-    """Its memory is fetched once by the node that lacks it, and is nowhere once the snapshot is deleted."""
+    """Its memory is fetched once by the node that lacks it, goes from there when it is not used and takes too much space, comes back,
+    and is nowhere once the snapshot is deleted."""
     sandbox, hash_before = made()
     before = count(sandbox)
     snapshot = sandbox.create_snapshot()
@@ -414,6 +417,19 @@ def test_a_snapshot_goes_on_with_its_processes_on_another_node(service: Service,
     assert metric('copy_downloads_total{outcome="complete"}') == fetched + 1
     assert len(memories_of(other(service, owner))) == 1
     first.kill(), second.kill()
+    launch(service)
+    assert server(service).run("gc").returncode == 0
+    assert [len(memories_of(node)) for node in service.nodes] == [1, 1], "it was used just now"
+    # In a new session it was not used yet.
+    kill(service, other(service, owner))
+    launch(service)
+    assert server(service).run("gc").returncode == 0
+    assert len(memories_of(owner)) == 1 and not memories_of(other(service, owner))
+    kill(service, owner)
+    third = restored(service, snapshot.snapshot_id)
+    goes_on(third, before, hash_before)
+    assert metric('copy_downloads_total{outcome="complete"}') == fetched + 2
+    third.kill()
     launch(service)
     assert Sandbox.delete_snapshot(snapshot.snapshot_id)
     until(lambda: not memories(gateway), lambda: f"nothing is left in the bucket: {memories(gateway)}", 60)

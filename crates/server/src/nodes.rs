@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-pub(crate) use self::memories::NodeMemories;
+pub(crate) use self::memories::{HeldMemories, NodeMemories};
 use self::placement::{Placement, Sent, Told, report_of};
 use self::room::Room;
 use crate::admission::capacity::CapacityPermit;
@@ -102,7 +102,7 @@ pub(crate) struct ServedNode {
 #[derive(Debug, Default)]
 pub(crate) struct Holdings {
     pub(crate) layers: HashSet<LayerId>,
-    pub(crate) memories: HashSet<BuildId>,
+    pub(crate) memories: HeldMemories,
 }
 
 /// What a node has to have for a sandbox.
@@ -155,7 +155,7 @@ impl ServedNode {
     }
 
     pub(crate) fn has_memory(&self, build: &BuildId) -> bool {
-        self.holdings.lock().memories.contains(build)
+        self.holdings.lock().memories.has(build)
     }
 
     /// Notes that it has a layer.
@@ -229,7 +229,7 @@ impl ServedNode {
             self.holdings.lock().layers = layers.into_iter().map(|layer| layer.id).collect();
         }
         if let Ok(memories) = self.handle.memories().await {
-            self.holdings.lock().memories = memories.into_iter().map(|memory| memory.build).collect();
+            self.holdings.lock().memories = HeldMemories::of(memories.into_iter().map(|memory| memory.build));
         }
     }
 }

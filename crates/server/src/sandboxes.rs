@@ -20,6 +20,7 @@ pub(crate) mod idempotency;
 pub(crate) mod injections;
 pub(crate) mod lifecycle;
 mod memories;
+mod memory_limit;
 mod moving;
 pub(crate) mod network;
 mod node_deadlines;

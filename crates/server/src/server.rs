@@ -312,6 +312,8 @@ impl Server {
             }
         });
         tasks.spawn(Arc::clone(&sandboxes).enforce_deadlines(stop.clone()));
+        let interval = Duration::from_secs(builds.settings.collect_interval_s.into());
+        tasks.spawn(Arc::clone(&sandboxes).limit_memories_at_intervals(interval, stop.clone()));
         tasks.spawn(sandboxes.follow_rules(stop.clone()));
         tasks.spawn(claims.purge(stop.clone()));
         tasks.spawn(builds.serve(tasks.clone(), stop.clone()));

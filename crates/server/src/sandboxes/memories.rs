@@ -36,7 +36,7 @@ const FETCH_WAIT: Duration = Duration::from_secs(20);
 const PARCEL: usize = 16;
 
 /// The id of the copy under this key.
-fn parcel_of(key: &Secret) -> String {
+pub(super) fn parcel_of(key: &Secret) -> String {
     let hash = Sha256::new()
         .chain_update("ringfence/memory-parcel/1/")
         .chain_update(key.expose())
@@ -174,7 +174,7 @@ impl Sandboxes {
         let Some(parcels) = self.parcels.clone().filter(|_| node.copies_memories) else {
             return;
         };
-        if node.has_memory(build) {
+        if node.holdings.lock().memories.begin_use(build, self.clock.now_us()) {
             return;
         }
         let mut ended = self.begin_to_bring(parcels, node, payer, build);
@@ -235,6 +235,7 @@ impl Sandboxes {
         let Some(row) = self.store().memory(build).await? else {
             return Ok(None);
         };
+        let _here = node.memories.changing.read().await;
         if node
             .handle
             .memories()
@@ -242,7 +243,7 @@ impl Sandboxes {
             .iter()
             .any(|memory| memory.build == *build)
         {
-            node.holdings.lock().memories.insert(build.clone());
+            node.holdings.lock().memories.insert(build.clone(), self.clock.now_us());
             return Ok(None);
         }
         let of = CopyOf::Memory(build.clone());
@@ -270,7 +271,7 @@ impl Sandboxes {
         });
         match unpacked {
             Ok(memory) => {
-                node.holdings.lock().memories.insert(memory.build);
+                node.holdings.lock().memories.insert(memory.build, self.clock.now_us());
                 Ok(Some(memory.bytes))
             }
             Err(error) => {

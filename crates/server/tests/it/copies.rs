@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
-use http::{Method, StatusCode, Uri};
+use http::{HeaderMap, Method, StatusCode, Uri};
 use model::id::SandboxId;
 use parking_lot::Mutex;
 use sqlx::{AnyConnection, Connection as _, Executor as _};
@@ -24,8 +24,8 @@ use crate::several::{Connected, Several, authority};
 
 /// A bucket, as far as copies need one.
 #[derive(Debug)]
-struct Bucket {
-    objects: Mutex<BTreeMap<String, Bytes>>,
+pub(crate) struct Bucket {
+    pub(crate) objects: Mutex<BTreeMap<String, Bytes>>,
     /// Whether what is sent is kept on its way.
     delays: AtomicBool,
     /// What is on its way: it arrives after the next list was made.
@@ -39,7 +39,7 @@ struct Bucket {
 
 impl Bucket {
     /// A bucket, and where it is.
-    async fn serve() -> (Arc<Self>, String) {
+    pub(crate) async fn serve() -> (Arc<Self>, String) {
         let bucket = Arc::new(Self {
             objects: Mutex::default(),
             delays: AtomicBool::new(false),
@@ -88,11 +88,39 @@ impl Bucket {
     }
 }
 
+/// An object, or the part of it that is asked for.
+fn object(content: &Bytes, headers: &HeaderMap, is_head: bool) -> Response {
+    let (whole, asked) = (
+        content.len(),
+        headers.get("range").and_then(|range| range.to_str().ok()),
+    );
+    let range = asked.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let (status, part) = match range {
+        Some((from, to)) => {
+            let to = to.parse().unwrap_or(usize::MAX).min(whole - 1);
+            (StatusCode::PARTIAL_CONTENT, from.parse().expect("a number")..=to)
+        }
+        None => (StatusCode::OK, 0..=whole - 1),
+    };
+    let said = [
+        ("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT".to_owned()),
+        ("etag", "\"1\"".to_owned()),
+        (
+            "content-range",
+            format!("bytes {}-{}/{whole}", part.start(), part.end()),
+        ),
+        ("content-length", part.clone().count().to_string()),
+    ];
+    let content = if is_head { Bytes::new() } else { content.slice(part) };
+    (status, said, content).into_response()
+}
+
 async fn answer(
     State(bucket): State<Arc<Bucket>>,
     method: Method,
     uri: Uri,
     Query(query): Query<BTreeMap<String, String>>,
+    headers: HeaderMap,
     content: Bytes,
 ) -> Response {
     let name = uri.path().trim_start_matches("/copies/").to_owned();
@@ -100,6 +128,10 @@ async fn answer(
         Method::GET if query.contains_key("list-type") => {
             bucket.list(query.get("prefix").map_or("", String::as_str)).await
         }
+        Method::GET | Method::HEAD => match bucket.objects.lock().get(&name) {
+            Some(content) => object(content, &headers, method == Method::HEAD),
+            None => StatusCode::NOT_FOUND.into_response(),
+        },
         Method::PUT => bucket.put(name, content).await,
         // Deletes several by their names.
         Method::POST => {

@@ -63,6 +63,7 @@ mod several;
 mod signed;
 mod single;
 mod snapshots;
+mod space;
 mod tags;
 mod team_metrics;
 mod templates;

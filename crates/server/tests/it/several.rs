@@ -169,6 +169,7 @@ impl Several {
                 let mut hello = link::hello("a host".to_owned(), "1".to_owned());
                 hello.capabilities.keeps_deadlines = node.deadlines.are_kept.load(Ordering::Relaxed);
                 hello.capabilities.makes_parcels = node.makes_parcels.load(Ordering::Relaxed);
+                hello.capabilities.copies_memories = node.copies_memory.load(Ordering::Relaxed);
                 hello.capabilities.admits_with_start = node.permits.come_with_starts.load(Ordering::Relaxed);
                 if let Ok((_, connection)) = link::connect(&self.address(), credentials, &hello).await {
                     return connection;

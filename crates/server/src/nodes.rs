@@ -228,8 +228,10 @@ impl ServedNode {
         if let Ok(layers) = self.handle.layers().await {
             self.holdings.lock().layers = layers.into_iter().map(|layer| layer.id).collect();
         }
+        let _listing = self.memories.listing.lock().await;
         if let Ok(memories) = self.handle.memories().await {
-            self.holdings.lock().memories = HeldMemories::of(memories.into_iter().map(|memory| memory.build));
+            let builds = memories.into_iter().map(|memory| memory.build);
+            self.holdings.lock().memories.replace(builds);
         }
     }
 }

@@ -44,7 +44,7 @@ pub(crate) async fn run(context: &BuildContext, job: &Job) -> Result<BuildResult
     for (index, instruction) in steps.iter().enumerate() {
         progressing.step(index + 1, &recipe.steps, instruction).await?;
     }
-    let layer_bytes = progressing.layer_bytes();
+    let layer_bytes = progressing.layer_bytes().await;
     let Progressing { state, .. } = progressing;
     let start = start_command(recipe, &state, from_file);
     if let Some(start) = &start {

@@ -1,6 +1,8 @@
 //! Builds that are made of a sandbox: its template's layers with one more, of what it has written.
 
-use model::id::{BuildId, SandboxId, TeamId, TemplateId};
+use std::collections::HashSet;
+
+use model::id::{BuildId, LayerId, SandboxId, TeamId, TemplateId};
 use model::log::Level;
 use protocol::agent;
 use protocol::node::{CommittedCopy, CopiedDisk, CopiedMemory, Image, NodeError};
@@ -92,8 +94,16 @@ impl Builds {
         };
         let mut layers = if merge { Vec::new() } else { below.to_vec() };
         layers.push(layer.layer.clone());
+        let named: HashSet<&LayerId> = layers.iter().chain(below).collect();
         let mut layer_bytes = source.spec.layer_bytes.clone();
         layer_bytes.insert(layer.layer, layer.bytes);
+        layer_bytes.retain(|layer, _| named.contains(layer));
+        if layer_bytes.len() < named.len() {
+            // The sandbox is of a build of an earlier version.
+            let known = source.node.layers().await?.into_iter();
+            let known = known.filter(|layer| named.contains(&layer.id));
+            layer_bytes.extend(known.map(|layer| (layer.id, layer.bytes)));
+        }
         let base = !matches!(image, Image::Layers { base: false, .. });
         let spec = BuildSpec {
             image: Image::Layers { base, layers },

@@ -218,10 +218,14 @@ pub(super) async fn collect(
         (0, 0)
     };
     let collected = operator.builds.collect_now(wanted.dry_run).await?;
-    if !wanted.dry_run {
-        operator.sandboxes.limit_memories().await;
-    }
     let collected = collected.map_err(|why| ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why))?;
+    if !wanted.dry_run {
+        let limited = operator.sandboxes.limit_memories().await;
+        limited.map_err(|error| {
+            let why = format!("cannot remove memory of snapshots from a node: {}", Chain(&error));
+            ErrorResponse(StatusCode::SERVICE_UNAVAILABLE, why)
+        })?;
+    }
     let layers = collected.into_iter().map(|layer| OperatorLayer {
         id: layer.id.as_str().to_owned(),
         bytes: layer.bytes,

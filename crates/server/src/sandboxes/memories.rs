@@ -200,13 +200,21 @@ impl Sandboxes {
         }
         let (tell, ended) = watch::channel(false);
         arriving.insert(build.clone(), ended.clone());
+        let leaves = node.memories.leaves(build);
         let (sandboxes, node, payer, build) = (Arc::clone(self), Arc::clone(node), payer.clone(), build.clone());
         self.work.spawn(async move {
+            let bringing = async {
+                if let Some(mut leaves) = leaves {
+                    // An error means that it has left.
+                    while leaves.changed().await.is_ok() {}
+                }
+                sandboxes.bring_once(&parcels, &node, &payer, &build).await
+            };
             let brought = tokio::select! {
                 biased;
                 () = node.over.cancelled() => Ok(None),
                 () = sandboxes.work.stopping().cancelled() => Ok(None),
-                brought = sandboxes.bring_once(&parcels, &node, &payer, &build) => brought,
+                brought = bringing => brought,
             };
             match brought {
                 Ok(Some(bytes)) => {
@@ -235,7 +243,6 @@ impl Sandboxes {
         let Some(row) = self.store().memory(build).await? else {
             return Ok(None);
         };
-        let _here = node.memories.changing.read().await;
         if node
             .handle
             .memories()

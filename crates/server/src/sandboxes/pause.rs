@@ -535,11 +535,10 @@ impl Sandboxes {
                     request.keep = Kept::Filesystem;
                     "processes"
                 }
-                // It has another deadline, at which it is tried again.
                 Err(PauseError::Store(error)) => {
-                    return self
-                        .tracked
+                    self.tracked
                         .store_failed(&error, &entry.id, "cannot pause a sandbox at its deadline");
+                    return self.try_deadline_again(entry);
                 }
                 Err(
                     PauseError::Stale
@@ -553,9 +552,18 @@ impl Sandboxes {
                     | PauseError::TaskFailed
                     | PauseError::Lost(_)
                     | PauseError::Moved,
-                ) => return,
+                ) => return self.try_deadline_again(entry),
             };
             self.tracked.log(&entry.id, &LifecycleEvent::PausedOtherwise(why));
+        }
+    }
+
+    /// Has the deadline of a sandbox come again that was not paused at it. An attempt that fails before it has begun sets none.
+    fn try_deadline_again(&self, entry: &Arc<SandboxEntry>) {
+        // Where it does not run any more, nothing is done at it.
+        if entry.state() == State::Running {
+            let again_us = self.clock.now_us() + PAUSE_RETRY_US;
+            self.tracked.deadlines.set(&entry.id, entry.end_us().max(again_us));
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::lifecycle::State;
 use sqlx::{AnyConnection, AssertSqlSafe, Connection as _, Executor as _};
 
-use super::pause::{pause, post, state};
+use super::pause::{metrics, pause, post, state};
 use super::platform::{Reply, TestPlatform, within};
 
 /// The database of a platform, in which changes of rows fail.
@@ -211,6 +211,43 @@ async fn a_state_that_is_recorded_later_and_whose_answer_is_lost_is_read_again()
     let resumed = post(&platform, &id, "resume", "").await;
     assert!(resumed.status.is_success(), "{resumed:?}");
     assert_eq!(state(&platform, &id).await, State::Running);
+}
+
+/// The first attempt fails to store that it is being paused, and those after it fail to read what is stored.
+#[tokio::test]
+async fn a_deadline_comes_again_when_the_database_is_back() {
+    let platform = TestPlatform::start().await;
+    let id = platform.create(r#","timeout":10,"autoPause":true"#).await;
+    let mut failing = Failing::of(&platform).await;
+    let errors = async || {
+        let scraped = metrics(&platform).await;
+        let line = scraped
+            .lines()
+            .find(|line| line.starts_with("ringfence_store_errors_total "));
+        let count = line.and_then(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+        count.unwrap_or_else(|| panic!("no count of errors in {scraped}"))
+    };
+    failing
+        .execute("BEGIN; ALTER TABLE sandboxes RENAME TO away; COMMIT".to_owned())
+        .await;
+    platform.clock.advance(11);
+    within(async {
+        while errors().await < 4 {
+            platform.clock.advance(1);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    failing
+        .execute("BEGIN; ALTER TABLE away RENAME TO sandboxes; COMMIT".to_owned())
+        .await;
+    within(async {
+        while state(&platform, &id).await != State::Paused {
+            platform.clock.advance(1);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 /// Waits until the row of a sandbox has a state.

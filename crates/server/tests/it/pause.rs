@@ -93,7 +93,7 @@ async fn now(platform: &TestPlatform) -> Value {
     started
 }
 
-async fn metrics(platform: &TestPlatform) -> String {
+pub(crate) async fn metrics(platform: &TestPlatform) -> String {
     let headers = [("host", "localhost")];
     super::platform::send(platform.metrics, "GET", "/metrics", &headers, Bytes::new())
         .await

@@ -131,8 +131,8 @@ keys! {
     },
     BLOBS_CACHE_MB = {
         "blobs.cache_mb", None, Integer, "no limit",
-        "Maximum size of the layers and of the memory of snapshots in the data directory, in MiB. What was not used for long \
-         is removed from it if it is in the bucket, and comes back when it is needed.",
+        "Maximum size of the layers in the data directory, and of the memory of snapshots that a node has fetched, each in MiB. \
+         What was not used for long is removed from it if it is in the bucket, and comes back when it is needed.",
     },
     SIGNING_SCHEMES = {
         "signing.schemes", None, Text, "Ringfence,Qiniu,Sufy",

@@ -193,7 +193,7 @@ keys! {
     },
     LIMITS_TEMPLATE_DISK_MB = {
         "limits.template_disk_mb", None, Integer, "0",
-        "Space that the templates and snapshots of a team take at most, in MiB: none is made at or beyond it; 0 is no limit.",
+        "Space that the templates and snapshots of a team take at most, in MiB: none can be requested at or beyond it; 0 is no limit.",
     },
     LIMITS_REQUESTS_PER_SECOND = {
         "limits.requests_per_second", None, Integer, "0",

@@ -122,14 +122,17 @@ impl<'a> Progressing<'a> {
             .extend(other.bytes.iter().map(|(layer, bytes)| (layer.clone(), *bytes)));
     }
 
-    /// Space that the layers of the state take, in bytes.
-    pub(super) fn layer_bytes(&self) -> BTreeMap<LayerId, u64> {
-        let known = self
-            .state
-            .layers
-            .iter()
-            .filter_map(|layer| self.bytes.get_key_value(layer));
-        known.map(|(layer, bytes)| (layer.clone(), *bytes)).collect()
+    /// Space that the layers of the state take, in bytes. Those of a build of an earlier version may have come to the node meanwhile.
+    pub(super) async fn layer_bytes(&self) -> BTreeMap<LayerId, u64> {
+        let own = &self.state.layers;
+        let known = own.iter().filter_map(|layer| self.bytes.get_key_value(layer));
+        let mut known: BTreeMap<LayerId, u64> = known.map(|(layer, bytes)| (layer.clone(), *bytes)).collect();
+        if own.iter().any(|layer| !known.contains_key(layer)) {
+            let there = self.context.node.layers().await.unwrap_or_default();
+            let there = there.into_iter().filter(|layer| own.contains(&layer.id));
+            known.extend(there.map(|layer| (layer.id, layer.bytes)));
+        }
+        known
     }
 
     pub(super) fn log(&self, step: &str, line: String) {

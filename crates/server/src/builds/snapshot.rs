@@ -100,7 +100,7 @@ impl Builds {
         layer_bytes.retain(|layer, _| named.contains(layer));
         if layer_bytes.len() < named.len() {
             // The sandbox is of a build of an earlier version.
-            let known = source.node.layers().await?.into_iter();
+            let known = source.node.layers().await.unwrap_or_default().into_iter();
             let known = known.filter(|layer| named.contains(&layer.id));
             layer_bytes.extend(known.map(|layer| (layer.id, layer.bytes)));
         }

@@ -538,7 +538,7 @@ impl Sandboxes {
                 Err(PauseError::Store(error)) => {
                     self.tracked
                         .store_failed(&error, &entry.id, "cannot pause a sandbox at its deadline");
-                    return self.try_deadline_again(entry);
+                    return self.try_deadline_again(entry).await;
                 }
                 Err(
                     PauseError::Stale
@@ -552,18 +552,19 @@ impl Sandboxes {
                     | PauseError::TaskFailed
                     | PauseError::Lost(_)
                     | PauseError::Moved,
-                ) => return self.try_deadline_again(entry),
+                ) => return self.try_deadline_again(entry).await,
             };
             self.tracked.log(&entry.id, &LifecycleEvent::PausedOtherwise(why));
         }
     }
 
     /// Has the deadline of a sandbox come again that was not paused at it. An attempt that fails before it has begun sets none.
-    fn try_deadline_again(&self, entry: &Arc<SandboxEntry>) {
-        // Where it does not run any more, nothing is done at it.
-        if entry.state() == State::Running {
+    async fn try_deadline_again(&self, entry: &Arc<SandboxEntry>) {
+        // In a turn, or it could replace a later deadline that a client sets at the same moment.
+        let turn = entry.turn().await;
+        if turn.state() == State::Running {
             let again_us = self.clock.now_us() + PAUSE_RETRY_US;
-            self.tracked.deadlines.set(&entry.id, entry.end_us().max(again_us));
+            self.tracked.deadlines.set(&turn.id, turn.end_us().max(again_us));
         }
     }
 
